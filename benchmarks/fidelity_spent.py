@@ -17,8 +17,7 @@ from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.replay import ReplayEnvironment
 from heddle_dask.live.driver.programs.context import LiveContext
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
-from heddle_dask.sim.rollout import SimulatedRollout
-from heddle_dask.sim.timeline import Curve
+from heddle_dask.sim.rollout import Curve, SimulatedRollout
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 

@@ -20,9 +20,9 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.ids import ActionId, GroupId, HostId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, DurationProfile, HostDescription, TrajectorySpec
 from heddle_dask.core.resources import GPUS, MODELS_PER_GPU, Amounts, ModelService, ResourceDemand, Resources
+from heddle_dask.sim.fleet import ServiceTimes
 from heddle_dask.sim.loop import VirtualTime
 from heddle_dask.sim.program import SimulatedCall
-from heddle_dask.sim.service_times import ServiceTimes
 from heddle_dask.sim.services import SimulatedServices
 from heddle_dask.strategies.presets import build_strategies
 from heddle_dask.workloads.planned import PlannedAction, PlannedTrajectory

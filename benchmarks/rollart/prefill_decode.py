@@ -1,7 +1,7 @@
 """Prefill and decode on different engines in simulation (RollArt, Table 5): nodes of 8 H800 and of 8 H20, SWE-bench.
 
 A batch of 128 trajectories at contexts of up to 32k tokens; the opponent is the same placement on the same nodes, where
-every engine does both. KV caches travel at the rate of `cost.transfers`, and only tokens that the target lacks.
+every engine does both. KV caches travel at the rate of `cost.hardware`, and only tokens that the target lacks.
 """
 
 from __future__ import annotations

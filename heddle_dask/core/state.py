@@ -1,7 +1,7 @@
 """All records of the controller and the indexes over them. `State` owns them; strategies only read.
 
 The methods here update every sum and list that a decision needs, so no event iterates over all trajectories.
-`integrity.check_integrity` recomputes them from scratch; tests call it after every event.
+`check_integrity` (tests/worlds/integrity.py) recomputes them from scratch; tests call it after every event.
 """
 
 from __future__ import annotations

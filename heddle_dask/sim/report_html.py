@@ -6,8 +6,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from heddle_dask.sim.rollout import SimulatedRollout
-from heddle_dask.sim.timeline import means
+from heddle_dask.sim.rollout import SimulatedRollout, means
 from heddle_dask.views.drawing.page import figure, page, section, table
 from heddle_dask.views.drawing.svg import Line, bar_chart, heat_map, line_chart
 from heddle_dask.workloads.planned import PlannedTrajectory

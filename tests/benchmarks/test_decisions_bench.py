@@ -6,12 +6,12 @@ import json
 
 import pytest
 from click.testing import CliRunner
+from worlds.integrity import check_integrity
 
 from benchmarks.action_decisions import PER_PASS, PER_STARTED
 from benchmarks.decisions import FIRST_PLAN, PER_STEP, SteadyWorld, bench_strategies, decisions
 from benchmarks.opponents import FIXED
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.integrity import check_integrity
 
 EVENTS = {
     "ActionFinished",

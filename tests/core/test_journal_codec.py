@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds.core_builders import Stage
 from worlds.core_world import WORLDS, play, strategies_of
+from worlds.integrity import check_integrity
 
 from heddle_dask.core.commands import Command, StartStep
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.events import Event
 from heddle_dask.core.ids import EngineId, StepId, TrajectoryId
-from heddle_dask.core.integrity import check_integrity
 from heddle_dask.core.journal_codec import decode, encode, replay
 from heddle_dask.core.nouns import Priority
 from heddle_dask.core.resources import ApiQuota, QuotaWindow

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds.core_builders import Stage, host_of, trajectory_spec
+from worlds.integrity import check_integrity
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput, GuardViolation
 from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
-from heddle_dask.core.integrity import check_integrity
 from heddle_dask.core.journal_codec import decode, encode, replay
 from heddle_dask.core.nouns import ActionRequest
 from heddle_dask.core.quotas import RATE_LIMITED, UNAVAILABLE, Api, backoff_s

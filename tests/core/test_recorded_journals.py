@@ -14,9 +14,9 @@ import json
 from pathlib import Path
 
 import pytest
+from worlds.integrity import check_integrity
 
 from heddle_dask.core.controller import Controller
-from heddle_dask.core.integrity import check_integrity
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.strategies.presets import strategies_of_run
 

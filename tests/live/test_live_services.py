@@ -15,12 +15,12 @@ import cloudpickle
 import numpy as np
 import pytest
 from distributed import Client
+from worlds.integrity import check_integrity
 from worlds.live_world import cluster, control_lines, descendants, emulated, run, until, worker_process
 from worlds.model_files import AGENT, classifier
 
 from heddle_dask import BadInput, Needs, Pools, Rollout, ServiceReward, ServiceSpec, Task, rewarded
 from heddle_dask.core.controller import Controller
-from heddle_dask.core.integrity import check_integrity
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.environments.base import ActionFailed, Context
 from heddle_dask.environments.functions import FunctionEnvironment

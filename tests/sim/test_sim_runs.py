@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from worlds.integrity import check_integrity
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.ids import RunId
-from heddle_dask.core.integrity import check_integrity
 from heddle_dask.core.journal_codec import encode, replay
 from heddle_dask.core.run_record import plain_name
 from heddle_dask.cost.engine_cost import load_profile

@@ -21,8 +21,7 @@ from heddle_dask.core.resources import (
     Resources,
 )
 from heddle_dask.core.run_description import RetryPolicy
-from heddle_dask.sim.fleet import SimulatedFaults
-from heddle_dask.sim.service_times import ServiceTimes
+from heddle_dask.sim.fleet import ServiceTimes, SimulatedFaults
 from heddle_dask.workloads.planned import PlannedAction
 
 TIMES = ServiceTimes(link_bytes_s=10.0, files_bytes_s=1.0, setup_s=0.5, evict_s=0.25, batch_cost=1.0)

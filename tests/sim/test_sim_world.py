@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from worlds.integrity import check_integrity
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
-from heddle_dask.core.integrity import check_integrity
 from heddle_dask.core.journal_codec import encode, replay
 from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.view import Move, StrategySet

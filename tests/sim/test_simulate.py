@@ -21,9 +21,8 @@ from heddle_dask.cost.engine_cost import engine_cost_for
 from heddle_dask.cost.measured import DecodePoint, MeasuredTable, TokensPoint
 from heddle_dask.cost.published import model_of
 from heddle_dask.sim.clusters import CLUSTERS, Cluster, cluster_of, with_choices
-from heddle_dask.sim.rollout import simulate
+from heddle_dask.sim.rollout import means, simulate
 from heddle_dask.sim.sweep import SimulatedWorkload, parse_arms
-from heddle_dask.sim.timeline import means
 from heddle_dask.views.drawing.svg import Line, line_chart
 
 SMALL = ("--cluster", "small.toml", "--trajectories", "32", "--samples", "4", "--max-context-tokens", "20000")

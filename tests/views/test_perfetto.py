@@ -12,7 +12,7 @@ from worlds.run_builders import hostile_trajectory, outline_of, session_of, time
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.views.accounts import PHASE_TITLE, Phase
 from heddle_dask.views.report.run_figures import RunFigures
-from heddle_dask.views.trace.run_trace import Order, PerfettoTrace, RunTrace
+from heddle_dask.views.trace.run_trace import PerfettoTrace, RunTrace, TrackOrder
 
 unknown_fields = pytest.importorskip("google.protobuf.unknown_fields")
 perfetto = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
@@ -90,7 +90,7 @@ def _traced(records: list[TrajectoryRecord]) -> tuple[Parsed, RunFigures]:
 
 def test_what_the_encoder_writes_is_what_perfetto_reads() -> None:
     out = PerfettoTrace()
-    top = out.track("Größe", order=Order.EXPLICIT, rank=3)
+    top = out.track("Größe", order=TrackOrder.EXPLICIT, rank=3)
     counter = out.track("n", top, counter="tokens")
     out.begin(top, 2**40, "a", {"text": "é", "whole": -5, "large": 2**40, "phase": 0.25}, flows=[7])
     out.count(counter, 3, -(2**40))

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from worlds.integrity import check_integrity
+
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.integrity import check_integrity
 from heddle_dask.core.nouns import DurationProfile
 from heddle_dask.core.resources import Amounts, ResourceDemand
 from heddle_dask.core.run_description import RetryPolicy

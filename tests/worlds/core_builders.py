@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from worlds.integrity import check_integrity
+
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import (
     Command,
@@ -18,7 +20,6 @@ from heddle_dask.core.commands import (
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, StepId, TrajectoryId
-from heddle_dask.core.integrity import check_integrity
 from heddle_dask.core.journal_codec import encode
 from heddle_dask.core.nouns import (
     ActionRequest,

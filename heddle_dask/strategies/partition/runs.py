@@ -37,7 +37,7 @@ class Worker:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class WorkerRun:
     """Worker number `worker` takes trajectories `start` to `stop` - 1."""
 
     worker: int
@@ -56,7 +56,7 @@ class Partition:
     """
 
     seconds: float
-    runs: tuple[Run, ...]
+    runs: tuple[WorkerRun, ...]
 
     def sizes(self, workers: int) -> list[int]:
         """Number of trajectories of each worker, by worker number."""
@@ -197,12 +197,12 @@ def pack_in_order(
 ) -> tuple[Partition | None, float]:
     """Greedy packing: each worker in turn takes the longest run within `limit` seconds (an `Attempt`)."""
     start, following = 0, math.inf
-    runs: list[Run] = []
+    runs: list[WorkerRun] = []
     for number, worker in enumerate(workers):
         stop, later = trajectories.reach(start, worker, limit)
         following = min(following, later)
         if stop > start:
-            runs.append(Run(number, start, stop))
+            runs.append(WorkerRun(number, start, stop))
             start = stop
         if start == len(trajectories):
             seconds = max(trajectories.seconds(r.start, r.stop, workers[r.worker]) for r in runs)

@@ -30,21 +30,7 @@ PHASES: Final = (
     "quota",
     "service load",
 )
-"""Names by number."""
-
-PHASE_MEANINGS: Final = {
-    "admission": "submitted, waits for admission",
-    "driver": "its program runs on the driver, or a message is under way",
-    "llm queue": "its step waits for an engine, or at the engine for a slot",
-    "generating": "its step was sent to its engine: the engine's own queue, prefill and decode, which events do not "
-    "tell apart",
-    "tool queue": "all its actions wait for cores, memory or GPUs",
-    "quota": "all its actions wait, one of them for the quota of an API",
-    "service load": "all its actions wait, one of them for its model service to be loaded",
-    "tool": "a tool runs",
-    "reward": "its reward is computed",
-    "migration": "its step waits for the end of a move: the part of the move that is not hidden",
-}
+"""Names by number; `docs/dashboard.md` tells what they mean."""
 
 # A step and an action may run at once; a step then counts.
 STEP_PHASES: Final = frozenset({LLM_QUEUE, GENERATING, MIGRATION})

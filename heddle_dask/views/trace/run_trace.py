@@ -45,7 +45,7 @@ class Kind(IntEnum):
     COUNTER = 4
 
 
-class Order(IntEnum):
+class TrackOrder(IntEnum):
     """`TrackDescriptor.ChildTracksOrdering`."""
 
     LEXICOGRAPHIC = 1
@@ -69,7 +69,7 @@ class PerfettoTrace:
         parent: int = 0,
         *,
         rank: int = 0,
-        order: Order | None = None,
+        order: TrackOrder | None = None,
         counter: str | None = None,
     ) -> int:
         """Add a track below another; returns its number.
@@ -273,9 +273,9 @@ class RunTrace:
                 last[step.branch] = step, piece
             for step, _ in last.values():
                 _hold(held, step, _ns(axis, session, record.finished_s), axis, session)
-        top = out.track("Engines", order=Order.EXPLICIT, rank=2)
+        top = out.track("Engines", order=TrackOrder.EXPLICIT, rank=2)
         for number, engine_id in enumerate(sorted(slices), start=1):
-            engine = out.track(engine_id, top, order=Order.EXPLICIT, rank=number)
+            engine = out.track(engine_id, top, order=TrackOrder.EXPLICIT, rank=number)
             kv = out.track("context tokens held", engine, counter="tokens", rank=1)
             _count(out, kv, [(each.start_ns, each.stop_ns, each.tokens) for each in held.get(engine_id, ())])
             _lanes(out, engine, "slot", slices[engine_id])
@@ -363,11 +363,11 @@ def _actions(out: PerfettoTrace, placed: _Placed, axis: Axis) -> None:
             )
             slices.append(_Slice(start, stop, action.label, arguments))
     if slices:
-        _lanes(out, out.track("Actions", order=Order.EXPLICIT, rank=3), "action", slices)
+        _lanes(out, out.track("Actions", order=TrackOrder.EXPLICIT, rank=3), "action", slices)
 
 
 def _trajectories(out: PerfettoTrace, placed: _Placed, axis: Axis) -> None:
-    top = out.track("Trajectories", order=Order.EXPLICIT, rank=4)
+    top = out.track("Trajectories", order=TrackOrder.EXPLICIT, rank=4)
     ordered = sorted(placed, key=lambda each: axis.at(each[2], each[0].started_s))
     for rank, (record, account, session) in enumerate(ordered, start=1):
         if not account.segments:
