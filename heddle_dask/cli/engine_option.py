@@ -13,7 +13,7 @@ from heddle_dask.cli.shared_options import F, in_order
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.kinds import ENGINE_KINDS, engine_kind
 from heddle_dask.engines.vllm_arguments import extra_arguments
-from heddle_dask.engines.vllm_command import DTYPES, Logprobs, VllmOptions
+from heddle_dask.engines.vllm_command import Logprobs, VllmOptions
 
 
 def engine_option(default: str, *others: str) -> Callable[[F], F]:
@@ -46,15 +46,8 @@ T = TypeVar("T", str, tuple[str, ...])
 
 
 def vllm_engine_options(function: F) -> F:
-    """Add ``--dtype`` and the options of vLLM engines."""
+    """Add the options of vLLM engines."""
     options = [
-        click.option(
-            "--dtype",
-            type=click.Choice(DTYPES),
-            default="auto",
-            show_default=True,
-            help="Type of the weights.",
-        ),
         click.option(
             "--gpu-memory-utilization",
             type=click.FloatRange(min=0, min_open=True, max=1),

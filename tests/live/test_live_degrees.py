@@ -17,7 +17,7 @@ from worlds.live_agents import ToolAgent
 from worlds.live_world import cluster, control_lines, descendants, kill, run, until
 from worlds.record_builders import plain_trajectory
 
-from heddle_dask.cli.rollout.engine_options import parsed_cost, parsed_degrees
+from heddle_dask.cli.rollout.parsed_options import parsed_cost, parsed_degrees
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId, TrajectoryId
@@ -31,7 +31,8 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import vllm_command
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver.capacity import Patience
-from heddle_dask.live.driver.degrees import EngineDegrees, checked_degrees
+from heddle_dask.live.driver.degrees import EngineDegrees
+from heddle_dask.live.driver.options import checked_degrees
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.rollout_inputs import Engines
 from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs, cost_at

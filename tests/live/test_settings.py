@@ -15,7 +15,7 @@ import dask.config
 import pytest
 
 from heddle_dask import BadInput, Budget, Engines, EngineSpec, Patience, Sampling, Strategy, Telemetry
-from heddle_dask.cli.rollout.settings import SETTINGS
+from heddle_dask.cli.field_options import Asked, settings_by_option
 from heddle_dask.live.driver.rollout_inputs import strategy_of
 
 ROOT = Path(__file__).parents[2]
@@ -113,14 +113,14 @@ def test_every_option_with_a_setting_is_an_option_and_a_field() -> None:
     sections = {"budget": Budget, "engines": Engines, "patience": Patience, "sampling": Sampling}
     kinds = {**sections, "otel": Telemetry}
     options = {option.name for option in rollout.params}
-    for option, (section, name) in SETTINGS.items():
+    for option, (section, name) in settings_by_option().items():
         assert option in options
         assert name in {each.name for each in fields(kinds[section])}
 
 
 def test_every_field_that_the_command_line_fills_has_its_setting_there() -> None:
     """`heddle rollout` gives these fields itself: without an entry it would hide what the user has set."""
-    there = set(SETTINGS.values())
+    there = set(settings_by_option().values())
     assert {("patience", each.name) for each in fields(Patience)} <= there
     assert {("sampling", each.name) for each in fields(Sampling)} <= there
     # No option fills the limits of one action, so `Budget` takes them from the settings; retries have none.
@@ -170,8 +170,8 @@ def test_engines_of_an_existing_cluster_are_waited_for_wherever_their_number_is_
 
     made: list[run.RolloutRun] = []
 
-    def keep(order: Any, *, to_stderr: bool) -> run.Outcome:
-        made.append(run.RolloutRun(order, run.ProgressDisplay(run.Console(stderr=True))))
+    def keep(asked: Asked, *, to_stderr: bool) -> run.Outcome:
+        made.append(run.RolloutRun(asked, run.ProgressDisplay(run.Console(stderr=True))))
         return run.Outcome({}, 0)
 
     monkeypatch.setattr(run, "run_rollout", keep)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal
 
 from distributed import Client
 
@@ -17,13 +16,13 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.tp_degrees import FinishedWork
 from heddle_dask.live.driver.attempts import Attempt
 from heddle_dask.live.driver.capacity import (
-    Patience,
     WaitClock,
     jobs_waited_for,
     missing_workers,
     wait_for_capacity,
 )
 from heddle_dask.live.driver.control_channel import ControlPlaneFailed
+from heddle_dask.live.driver.options import AskedDegrees, Patience, checked_degrees
 from heddle_dask.live.driver.tp_degree_specs import POWERS, TpDegreeSpecs
 from heddle_dask.live.wire.driver_messages import (
     BatchTrajectory,
@@ -41,27 +40,7 @@ from heddle_dask.live.worker.engine_host import Watch
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 from heddle_dask.records.trajectory import TrajectoryRecord
 
-AskedDegrees = Literal["auto"] | Sequence[int] | None
-
 _POLL_S = 0.1
-
-
-def checked_degrees(asked: AskedDegrees) -> Literal["auto"] | tuple[int, ...] | None:
-    """What was asked for, or a refusal.
-
-    Raises
-    ------
-    BadInput
-        Neither ``"auto"`` nor whole numbers of at least 1.
-    """
-    if asked is None or asked == "auto":
-        return asked
-    listed = isinstance(asked, Sequence) and not isinstance(asked, str)
-    if not listed or not asked or not all(type(degree) is int and degree >= 1 for degree in asked):
-        raise BadInput(
-            f"tp_degrees is {asked!r}: use 'auto' or a list of whole numbers of at least 1, such as [2, 1, 1]"
-        )
-    return tuple(degree for degree in asked if isinstance(degree, int))
 
 
 def degrees_to_price(asked: AskedDegrees) -> tuple[int, ...]:
