@@ -10,8 +10,15 @@ import click
 from click.core import ParameterSource
 
 from heddle_dask.cli.engine_option import engine_option
-from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE, TOKENS, FiniteNumber, WholeNumber
-from heddle_dask.cli.shared_options import in_order
+from heddle_dask.cli.shared_options import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    TOKENS,
+    FiniteNumber,
+    WholeNumber,
+    in_order,
+)
 from heddle_dask.live.driver.options import Budget, Engines, Patience, Sampling
 from heddle_dask.live.driver.settings import Option, options_of, section_of
 

@@ -66,7 +66,7 @@ def actions(
 
     from heddle_dask.benchmarks.actions.cpu_play import CpuPlay, run_here
     from heddle_dask.benchmarks.code_digest import DECIDING, code_digest
-    from heddle_dask.cli.model_choice import chosen_model
+    from heddle_dask.cli.engine_option import chosen_model
 
     play = CpuPlay(code_digest(DECIDING), out, _on(scheduler, say) if scheduler else run_here, say)
     live = any(not EXPERIMENTS[name].simulated for name in names)

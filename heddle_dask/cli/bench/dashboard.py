@@ -8,8 +8,7 @@ from importlib.util import find_spec
 
 import click
 
-from heddle_dask.cli.number_types import COUNT
-from heddle_dask.cli.shared_options import print_measured, shared_options, whole_numbers
+from heddle_dask.cli.shared_options import COUNT, print_measured, shared_options, whole_numbers
 from heddle_dask.core.errors import BadInput
 
 

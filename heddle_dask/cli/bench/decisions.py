@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from heddle_dask.cli.number_types import COUNT, WholeNumber
-from heddle_dask.cli.shared_options import print_measured, shared_options, whole_numbers
+from heddle_dask.cli.shared_options import COUNT, WholeNumber, print_measured, shared_options, whole_numbers
 
 
 @click.command("decisions")

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import click
 import uvloop
 
-from heddle_dask.cli.number_types import COUNT
 from heddle_dask.cli.option_groups import measured_live
-from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.cli.shared_options import COUNT, print_measured, shared_options
 from heddle_dask.engines.collector import collect_seldom
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ def fidelity(
     )
     from heddle_dask.benchmarks.fidelity_spent import WatchedWorkload
     from heddle_dask.benchmarks.fidelity_twins import delays_of, twins_of
-    from heddle_dask.cli.model_choice import chosen_model
+    from heddle_dask.cli.engine_option import chosen_model
     from heddle_dask.sim.rollout import Arm
 
     arms = [Arm.parse(text) for text in arm or DEFAULT_ARMS]

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 import click
 import uvloop
 
-from heddle_dask.cli.number_types import COUNT, WholeNumber
 from heddle_dask.cli.option_groups import measured_live
-from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.cli.shared_options import COUNT, WholeNumber, print_measured, shared_options
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
 
@@ -90,7 +89,7 @@ def live(
     from heddle_dask.benchmarks.live import measure_live
     from heddle_dask.benchmarks.live_setup import Workload, fleet_of
     from heddle_dask.benchmarks.live_simulated import simulate_live
-    from heddle_dask.cli.model_choice import chosen_model
+    from heddle_dask.cli.engine_option import chosen_model
 
     arms = _arms(arm or (*DEFAULT_ARMS.split(), *(() if simulated else ROUTER_ARMS.split())))
     workloads = [Workload(path, tasks, token_scale, tool_scale, seed) for path in trace]

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 import uvloop
 
-from heddle_dask.cli.number_types import COUNT
-from heddle_dask.cli.shared_options import print_measured, shared_options, whole_numbers
+from heddle_dask.cli.shared_options import COUNT, print_measured, shared_options, whole_numbers
 
 
 @click.command("overhead")
@@ -21,7 +20,7 @@ def overhead(trajectories: str, model: str | None, repeats: int, as_json: bool, 
     counts = whole_numbers("--trajectories", trajectories, "50,200,400")
     from heddle_dask.benchmarks.overhead import as_json as overhead_json
     from heddle_dask.benchmarks.overhead import measure_overhead
-    from heddle_dask.cli.model_choice import chosen_model
+    from heddle_dask.cli.engine_option import chosen_model
     from heddle_dask.engines.collector import collect_seldom
 
     collect_seldom()

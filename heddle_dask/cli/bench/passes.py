@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE
-from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, print_measured, shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:

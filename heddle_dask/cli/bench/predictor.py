@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from heddle_dask.cli.number_types import WholeNumber
-from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.cli.shared_options import WholeNumber, print_measured, shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:

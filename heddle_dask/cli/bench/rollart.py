@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from heddle_dask.cli.option_groups import SEEDS
-from heddle_dask.cli.output_file import check_writable, write_file
-from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.cli.shared_options import check_writable, print_measured, shared_options, write_file
 
 
 @click.command("rollart")

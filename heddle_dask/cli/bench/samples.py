@@ -6,8 +6,7 @@ from dataclasses import asdict
 
 import click
 
-from heddle_dask.cli.number_types import COUNT
-from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.cli.shared_options import COUNT, print_measured, shared_options
 
 
 @click.command("samples")

@@ -7,9 +7,8 @@ from pathlib import Path
 import click
 import uvloop
 
-from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE
 from heddle_dask.cli.one_line import EXIT_FAILED
-from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, print_measured, shared_options
 
 
 @click.command("soak")
@@ -51,8 +50,8 @@ def soak(
     """
     from heddle_dask.benchmarks.soak import HEADER, SoakPlan, table_line
     from heddle_dask.benchmarks.soak import soak as run_soak
-    from heddle_dask.cli.model_choice import chosen_model
-    from heddle_dask.cli.rollout.out_path import check_out
+    from heddle_dask.cli.engine_option import chosen_model
+    from heddle_dask.cli.stored_run import check_out
     from heddle_dask.engines.collector import collect_seldom
 
     if out is not None:

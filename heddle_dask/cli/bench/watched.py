@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 import uvloop
 
-from heddle_dask.cli.number_types import COUNT, POSITIVE
-from heddle_dask.cli.shared_options import print_measured, shared_options
+from heddle_dask.cli.shared_options import COUNT, POSITIVE, print_measured, shared_options
 
 
 @click.command("watched")
@@ -21,7 +20,7 @@ def watched(
     """Steps per second with the dashboard open, closed and not installed, and beside heddle top."""
     from heddle_dask.benchmarks.watched import as_json as watched_json
     from heddle_dask.benchmarks.watched import history_us_per_event, measure_watched
-    from heddle_dask.cli.model_choice import chosen_model
+    from heddle_dask.cli.engine_option import chosen_model
     from heddle_dask.engines.collector import collect_seldom
 
     collect_seldom()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import click
 
-from heddle_dask.cli.engine_option import engine_option
-from heddle_dask.cli.model_choice import chosen_model
-from heddle_dask.cli.number_types import COUNT
-from heddle_dask.cli.shared_options import print_measured, shared_options, whole_numbers
+from heddle_dask.cli.engine_option import chosen_model, engine_option
+from heddle_dask.cli.shared_options import COUNT, print_measured, shared_options, whole_numbers
 from heddle_dask.engines.vllm_command import DTYPES
 
 

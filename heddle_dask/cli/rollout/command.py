@@ -10,8 +10,7 @@ from click.core import ParameterSource
 
 from heddle_dask.cli.engine_option import strategies_from_here, vllm_engine_options
 from heddle_dask.cli.field_options import Asked, ConfiguredCommand, field_options
-from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, print_json, shared_options
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.options import Budget, Engines, Patience, Sampling
 

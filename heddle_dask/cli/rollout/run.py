@@ -29,13 +29,11 @@ from heddle_dask.cli.cluster_choice import (
     remote_client,
     workers_joined,
 )
-from heddle_dask.cli.engine_option import parsed_vllm_options
+from heddle_dask.cli.engine_option import chosen_model, parsed_vllm_options
 from heddle_dask.cli.field_options import Asked
 from heddle_dask.cli.group_cluster import check_plan, engines_of_groups, groups_client, plan_of_file
-from heddle_dask.cli.model_choice import chosen_model
 from heddle_dask.cli.one_line import EXIT_FAILED, EXIT_TERMINATED, EXIT_TO_RESUME, one_line
 from heddle_dask.cli.rollout.interrupts import Interrupts
-from heddle_dask.cli.rollout.out_path import check_out, default_out, remove_if_empty
 from heddle_dask.cli.rollout.parsed_options import (
     asked_strategy,
     check_cost,
@@ -51,7 +49,7 @@ from heddle_dask.cli.rollout.parsed_options import (
 from heddle_dask.cli.rollout.progress import Meter, ProgressDisplay
 from heddle_dask.cli.rollout.run_logs import RunLogs
 from heddle_dask.cli.rollout.summary import Tally, table
-from heddle_dask.cli.stored_run import StoredRun
+from heddle_dask.cli.stored_run import StoredRun, check_out, default_out, remove_if_empty
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.retries import RetryPolicy
 from heddle_dask.engines.collector import collect_seldom

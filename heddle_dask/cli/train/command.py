@@ -8,9 +8,16 @@ from typing import Any
 import click
 
 from heddle_dask.cli.field_options import Asked, ConfiguredCommand
-from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE, WholeNumber
 from heddle_dask.cli.rollout.command import one_cluster, rollout
-from heddle_dask.cli.shared_options import F, print_json, shared_options
+from heddle_dask.cli.shared_options import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    F,
+    WholeNumber,
+    print_json,
+    shared_options,
+)
 from heddle_dask.core.errors import BadInput
 
 _OWN = (

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from heddle_dask.cli.engine_option import chosen_model
 from heddle_dask.cli.field_options import Asked
-from heddle_dask.cli.model_choice import chosen_model
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.staleness import StalenessBound
 from heddle_dask.core.weight_policy import WeightUpdatePolicy
