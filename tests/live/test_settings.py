@@ -128,6 +128,14 @@ def test_every_field_that_the_command_line_fills_has_its_setting_there() -> None
     assert {("budget", each.name) for each in fields(Budget) if each.name not in without} <= there
 
 
+def test_the_page_of_settings_names_the_keys_of_the_engines() -> None:
+    """Of the other sections it says: every field."""
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith("| `heddle.engines` |")]
+    keys = [name for section, name in settings_by_option().values() if section == "engines"]
+    assert row.split("|")[2].strip() == ", ".join(f"`{key}`" for key in keys)
+
+
 def test_the_command_line_takes_settings_from_files_and_variables(tmp_path: Path) -> None:
     file = "heddle:\n  budget:\n    max-steps: 7\n  strategy: heddle\n  engines: {kind: emulated}\n"
     (tmp_path / "heddle.yaml").write_text(file, encoding="utf-8")

@@ -210,7 +210,7 @@ class Patience:
 @configured("engines", leave_out=("tp_degrees", "cost", "spec", "patience"), instead="spec")
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The LLM engines of a rollout; settings of `kind`, `count`, `slots`, `kv_transfer`: ``heddle.engines``.
+    """The LLM engines of a rollout; `kind`, `count`, `slots`, `kv_transfer`, `dtype` have settings: ``heddle.engines``.
 
     Attributes
     ----------
