@@ -16,8 +16,8 @@ from pathlib import Path
 from PIL import Image, ImageColor
 from playwright.async_api import Browser, async_playwright
 
-from heddle_dask.benchmarks.dashboard_demo import PlayedRun, demo_dashboard
-from heddle_dask.benchmarks.dashboard_run import simulated_run
+from benchmarks.dashboard_demo import PlayedRun, demo_dashboard
+from benchmarks.dashboard_run import simulated_run
 from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.pages import PANELS
 

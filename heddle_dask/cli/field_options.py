@@ -130,9 +130,9 @@ def _defaults() -> dict[str, Any]:
 
     if not dask.config.get("heddle", None):
         return {}
-    from heddle_dask.live.driver.rollout_inputs import strategy_of
+    from heddle_dask.live.driver.inputs.rollout_inputs import strategy_of
+    from heddle_dask.live.driver.inputs.telemetry import Telemetry
     from heddle_dask.live.driver.settings import configured_strategy, settings_of
-    from heddle_dask.live.driver.telemetry import Telemetry
 
     # Each reads its section, and refuses what is wrong there.
     groups = {section_of(kind): kind() for kind in (Budget, Engines, Telemetry, Patience, Sampling)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import click
 
-from heddle_dask.cli.bench.command import bench
+from heddle_dask.cli.bench import bench
 from heddle_dask.cli.doctor.command import doctor
 from heddle_dask.cli.export import export
 from heddle_dask.cli.one_line import OneLineGroup

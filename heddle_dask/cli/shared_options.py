@@ -100,7 +100,7 @@ def print_json(result: Mapping[str, Any]) -> None:
 
 def print_measured(result: Mapping[str, Any]) -> None:
     """As `print_json`, with the digest of the code that was measured as ``code``."""
-    from heddle_dask.benchmarks.code_digest import code_digest
+    from heddle_dask.cli.code_digest import code_digest
 
     print_json({**result, "code": code_digest()})
 

@@ -36,7 +36,6 @@ class PublicPoint:
 
 
 def public_points() -> list[PublicPoint]:
-    """All 16 points."""
     path = resources.files("heddle_dask.cost") / "constants" / "public_points.json"
     content = json.loads(path.read_text(encoding="utf-8"))
     points = []

@@ -16,11 +16,12 @@ from typing import Any
 
 import aiohttp
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines import wire
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import (
     CANARY_REQUEST_ID,
+    FIRST,
     EngineInfo,
     EngineRefused,
     EngineUnreachable,
@@ -30,9 +31,8 @@ from heddle_dask.engines.contract import (
     KvImport,
     WeightInstallation,
 )
-from heddle_dask.engines.engine_kind import Dialect
+from heddle_dask.engines.dialect import Dialect
 from heddle_dask.engines.kv_transfer import KvTransferClient
-from heddle_dask.engines.priority import FIRST
 from heddle_dask.engines.weight_update import WeightUpdateClient
 
 _JSON_HEADERS = {"Content-Type": "application/json"}

@@ -14,9 +14,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import (
+    FIRST,
     EngineUnreachable,
     KvFacts,
     KvHandle,
@@ -24,8 +25,7 @@ from heddle_dask.engines.contract import (
     KvTransferFailed,
     context_digest,
 )
-from heddle_dask.engines.engine_kind import Dialect
-from heddle_dask.engines.priority import FIRST
+from heddle_dask.engines.dialect import Dialect, KvDialect
 
 # A third of the lease is reserved for the abort of an overdue import to arrive.
 _USABLE_SHARE = 2 / 3
@@ -74,6 +74,7 @@ class KvTransferClient:
     def __init__(self, engine: TransferEngine, dialect: Dialect) -> None:
         self._engine = engine
         self._dialect = dialect
+        self._kv = dialect if isinstance(dialect, KvDialect) else None
         self._facts: KvFacts | None = None
         # Handles imported here, by the source's name for them, and the monotonic time until which they are valid.
         self._used: dict[tuple[str, str], float] = {}
@@ -82,10 +83,11 @@ class KvTransferClient:
         """Pin a context's KV on this engine."""
         try:
             facts = await self._ask()
+            assert self._kv is not None  # else it was refused
             # Read before the step: the lease begins at the step's end and so outlasts the handle.
             asked_s = time.monotonic()
             version = self._engine.version
-            body = self._dialect.one_token_body(request_id, token_ids, FIRST, self._dialect.export_params())
+            body = self._dialect.one_token_body(request_id, token_ids, FIRST, self._kv.export_params())
             result, params = self._dialect.transfer_of_json(
                 await self._engine.one_token_step(request_id, body)
             )
@@ -151,7 +153,7 @@ class KvTransferClient:
 
     async def _ask(self) -> KvFacts:
         if self._facts is None:
-            facts = self._dialect.kv_facts(await self._engine.configuration())
+            facts = self._kv.kv_facts(await self._engine.configuration()) if self._kv is not None else None
             if facts is None:
                 raise self._unsupported()
             self._facts = facts

@@ -10,14 +10,14 @@ import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.contract import (
     EngineRefused,
     EngineUnreachable,
     WeightInstallation,
     WeightUpdateFailed,
 )
-from heddle_dask.engines.engine_kind import Dialect, WeightDialect, WeightTransferDialect
+from heddle_dask.engines.dialect import Dialect, WeightDialect, WeightTransferDialect
 
 # A pause waits for the iteration in progress, which a long prefill makes long; and vLLM's waits until KV that was
 # exported is fetched, or its lease (`KV_LEASE_S`) has ended. Nothing is generated meanwhile: so it is given up in time.

@@ -6,15 +6,12 @@ from collections.abc import Callable
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
-from heddle_dask.core.nouns import ActionRequest, HostDescription
+from heddle_dask.core.nouns import ActionRequest, DurationProfile, HostDescription
 from heddle_dask.core.resources import GPUS, ResourceDemand
-from heddle_dask.sim.action_bodies import ActionBody, SimulatedCall
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.loop import VirtualTime
-from heddle_dask.sim.pods import SimulatedPods
-from heddle_dask.sim.program import Program
+from heddle_dask.sim.program import ActionBody, Program, SimulatedCall
 from heddle_dask.sim.services import ServiceCommand, SimulatedServices
 from heddle_dask.sim.tools import SimulatedTools
 from heddle_dask.workloads.planned import PlannedAction
@@ -57,7 +54,7 @@ class SimulatedCalls:
         self._given_up = given_up
         self._programs: dict[TrajectoryId, Program] = {}
         self._tools = SimulatedTools(time, fails, self._ended, fleet.sandbox_start_s)
-        self._pods = None if fleet.pods is None else SimulatedPods(fleet.pods, time, self._ended)
+        self._unmanaged = None if fleet.unmanaged is None else fleet.unmanaged(time, self._ended)
         self._services = SimulatedServices(
             {service.name: service for service in fleet.services},
             fleet.service_times,
@@ -66,7 +63,7 @@ class SimulatedCalls:
             tell,
             self._ended,
         )
-        self._bodies: tuple[ActionBody, ...] = (self._tools,) if self._pods is None else (self._pods,)
+        self._bodies: tuple[ActionBody, ...] = (self._unmanaged or self._tools,)
 
     # -- hosts -------------------------------------------------------------------------------------------------
 
@@ -117,19 +114,19 @@ class SimulatedCalls:
             return
         trajectory_id = TrajectoryId(program.plan.trajectory_id)
         self._programs[trajectory_id] = program
-        in_pods = self._pods is not None
+        managed = self._unmanaged is None
         request = ActionRequest(
             ActionId(f"{trajectory_id}:{name}"),
             trajectory_id,
             work.kind,
             work.label,
-            ResourceDemand() if in_pods else work.demand,
-            pool="cpu" if in_pods else work.pool,
+            work.demand if managed else ResourceDemand(),
+            pool=work.pool if managed else "cpu",
             service=work.service,
-            sandbox=trajectory_id if work.in_sandbox and not in_pods else "",
+            sandbox=trajectory_id if work.in_sandbox and managed else "",
             profile=work.declared,
             timeout_s=work.timeout_s,
-            sandbox_memory_bytes=0 if in_pods else work.sandbox_bytes,
+            sandbox_memory_bytes=work.sandbox_bytes if managed else 0,
         )
         self.all[request.action_id] = SimulatedCall(request, work, asked_s)
         self._tell(ev.ActionRequested(self._time.now_s, request))
@@ -137,7 +134,7 @@ class SimulatedCalls:
     def _body_of(self, call: SimulatedCall) -> ActionBody:
         if call.request.service or call.request.demand[GPUS].most:
             return self._services
-        return self._tools if self._pods is None else self._pods
+        return self._unmanaged or self._tools
 
     def run(self, command: cmd.RunAction) -> None:
         """Begin an action on its host."""

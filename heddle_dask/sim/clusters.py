@@ -12,18 +12,17 @@ from typing import Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost, engine_cost_for
-from heddle_dask.cost.hardware import Gpu, ModelShape
+from heddle_dask.cost.hardware import SETUP_S, Gpu, ModelShape, transfer_s
 from heddle_dask.cost.measured import MeasuredTable, table_names
 from heddle_dask.cost.published import gpu_of, model_of
-from heddle_dask.cost.transfers import SETUP_S, transfer_s
 from heddle_dask.sim.fleet import ControlDelays, SimulatedFaults, SimulatedFleet, SimulatedLink, equal_engines
 
 SLOTS_PER_GPU = 100
 """6,400 trajectories on 64 GPUs, as in Heddle's evaluation."""
 STEP_ADDED_S = 0.014
 ACTION_ADDED_S = 0.010
-"""Control-plane seconds of a step and of a tool call: medians of ``heddle bench overhead`` with 50 trajectories on
-two shared cores in a busy hour of 2026-11-21 (docs/experiments, step latency); a quiet hour gave 10.3 and 7.4 ms
+"""Control-plane seconds of a step and of a tool call: medians of ``python -m benchmarks overhead`` with 50 trajectories
+on two shared cores in a busy hour of 2026-11-21 (docs/experiments, step latency); a quiet hour gave 10.3 and 7.4 ms
 (``benchmarks/overhead.json``). The stored tables use these values; the file of a cluster may override them."""
 
 

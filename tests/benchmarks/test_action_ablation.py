@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from heddle_dask.benchmarks.actions.ablation import ARMS, ablation_rows
-from heddle_dask.benchmarks.actions.action_world import AblationBatch, ActionWorld
+from benchmarks.actions.ablation import ARMS, ablation_rows
+from benchmarks.actions.action_world import AblationBatch, ActionWorld
+from benchmarks.opponents import FIXED
 
 SMALL = AblationBatch(12, steps=3)
 
@@ -24,7 +25,7 @@ def test_the_same_seed_gives_the_same_figures() -> None:
 
 
 def test_elastic_units_complete_actions_sooner_than_the_best_fixed_number() -> None:
-    arms = [(f"fixed,units={n}", True) for n in (2, 4, 6, 8)]
+    arms = [(f"{FIXED},units={n}", True) for n in (2, 4, 6, 8)]
     workload = AblationBatch(64)
     fixed = [row.mean_s for row in ablation_rows(workload, arms, hosts=1, cpus=64, seeds=[1])]
     (elastic,) = ablation_rows(workload, [("elastic", True)], hosts=1, cpus=64, seeds=[1])

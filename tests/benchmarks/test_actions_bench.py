@@ -1,4 +1,4 @@
-"""`heddle bench actions`: small rollouts, the store of their figures, rows and tables."""
+"""`python -m benchmarks actions`: small rollouts, the store of their figures, rows and tables."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from heddle_dask.benchmarks.actions.cpu import CpuBench, _pods
-from heddle_dask.benchmarks.actions.cpu_job import SETUP_SOURCES, CpuJob, CpuTask, run_cpu_job
-from heddle_dask.benchmarks.actions.cpu_play import CpuPlay
-from heddle_dask.benchmarks.actions.experiments import EXPERIMENTS, chosen
-from heddle_dask.benchmarks.actions.rows import ActionRow, row_from, tables
-from heddle_dask.cli.main import heddle
+from benchmarks.actions.cpu import CpuBench, _pods
+from benchmarks.actions.cpu_job import SETUP_SOURCES, CpuFigures, CpuJob, CpuTask, run_cpu_job
+from benchmarks.actions.experiments import EXPERIMENTS
+from benchmarks.actions.rows import ActionRow
+from benchmarks.actions.software_workload import ACTION_SOURCES, SoftwareWorkload
+from benchmarks.command import bench
+from benchmarks.experiments import Study
+from benchmarks.row_file import RowFile
+from benchmarks.runner import Runner
+from benchmarks.tables import experiment_tables
 from heddle_dask.core.errors import BadInput
-from heddle_dask.workloads.actions import ACTION_SOURCES, SoftwareWorkload
 
 SMALL = CpuJob((CpuTask(SoftwareWorkload(), 32),), 3, gpus=32, host_cpus=32)
-
-
-def quiet(line: str) -> None:
-    """Takes a line of progress."""
 
 
 def test_a_job_gives_the_same_figures_again() -> None:
@@ -45,18 +44,20 @@ def test_two_tasks_have_their_own_figures() -> None:
 
 
 def test_figures_are_kept_in_a_file_and_not_measured_again(tmp_path: Path) -> None:
-    path = tmp_path / "figures.jsonl"
-    ran: list[int] = []
+    path, ran = tmp_path / "figures.jsonl", list[int]()
 
-    def run(jobs, ended) -> None:  # type: ignore[no-untyped-def]
-        for number, job in enumerate(jobs):
-            ran.append(job.seed)
-            ended(number, run_cpu_job(job))
+    def run(job: CpuJob) -> CpuFigures:
+        ran.append(job.seed)
+        return run_cpu_job(job)
 
-    first = CpuPlay("code", path, run, quiet).figures([SMALL, SMALL])
-    second = CpuPlay("code", path, run, quiet).figures([SMALL])
-    assert ran == [3] and first[:1] == second
-    CpuPlay("other code", path, run, quiet).figures([SMALL])
+    def figures(code: str, *jobs: CpuJob) -> list[CpuFigures]:
+        runner = Runner(RowFile(path), code, lambda line: None)
+        return runner.figures(CpuFigures, run, jobs, lambda job, made: f"{job.seed} {made.completed}")
+
+    first = figures("code", SMALL, SMALL)
+    second = figures("code", SMALL)
+    assert ran == [3] and first[:1] == second and first[0] == run_cpu_job(SMALL)
+    figures("other code", SMALL)
     assert ran == [3, 3]
 
 
@@ -64,20 +65,20 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("a\nb\n")
     with pytest.raises(BadInput, match="line 1"):
-        CpuPlay("code", path, say=quiet)
+        RowFile(path)
 
 
-def test_a_tuned_arm_is_chosen_on_another_seed() -> None:
+def test_a_tuned_arm_is_chosen_on_another_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     seeds: list[int] = []
 
-    def run(jobs, ended) -> None:  # type: ignore[no-untyped-def]
-        for number, job in enumerate(jobs):
-            seeds.append(job.seed)
-            # 8 CPUs are best.
-            limit = 0.0 if job.pods is None else job.pods.limit_cpus
-            ended(number, replace(FIGURES, act_mean_s=2.0 + abs(limit - 8.0)))
+    def run(job: CpuJob) -> CpuFigures:
+        seeds.append(job.seed)
+        # 8 CPUs are best.
+        limit = 0.0 if job.pods is None else job.pods.limit_cpus
+        return replace(FIGURES, act_mean_s=2.0 + abs(limit - 8.0))
 
-    bench = CpuBench(CpuPlay("code", None, run, quiet), [0, 1])
+    monkeypatch.setattr("benchmarks.actions.cpu.run_cpu_job", run)
+    bench = CpuBench(Study(Runner(RowFile(), "code", lambda line: None), [0, 1]))
     job, note = bench._tuned_pods(SMALL)
     assert job.pods is not None and job.pods.limit_cpus == 8.0 and note == "limit 8 CPUs"
     assert set(seeds).isdisjoint({0, 1})
@@ -92,34 +93,24 @@ def test_every_number_of_the_workload_has_a_source() -> None:
     assert {"overhead_s", "sandbox_start_s", "starts_per_s", "exec_s"} <= set(SETUP_SOURCES)
 
 
-def test_rows_of_other_modules_and_the_table() -> None:
-    given = {
-        "experiment": "gpu",
-        "arm": "static",
-        "batch": 1024,
-        "act_mean_s": 2.0,
-        "gpus": 40,
-        "step_s": None,
-    }
-    row = row_from({**given, "ratio": 3.4, "range": (3.0, 4.0), "paper_ratio": 3.4})
-    assert row == ActionRow(
-        "gpu", "static", 1024, 2.0, gpus=40, ratio=3.4, ratio_least=3.0, ratio_most=4.0, paper_ratio="3.4"
-    )
-    lines = tables([row])
-    assert lines[1] == "### gpu" and "| 40 GPUs |" in lines[-1] and "3.00 to 4.00" in lines[-1]
+def test_the_table_has_the_columns_that_are_used() -> None:
+    row = ActionRow("gpu", "static", 1024, 2.0, gpus=40, ratio=3.4, ratio_least=3.0, ratio_most=4.0)
+    lines = experiment_tables([row])
+    assert lines[1:4:2] == ["### gpu", "| arm | batch | pool | ACT mean | ratio | range |"]
+    assert lines[-1] == "| static | 1,024 | 40 GPUs | 2.00 s | 3.40 | 3.00 to 4.00 |"
 
 
 def test_experiments_by_name() -> None:
-    assert chosen("cpu-order, cpu-batch") == ["cpu-batch", "cpu-order"]
-    assert set(chosen("all")) == set(EXPERIMENTS)
+    assert EXPERIMENTS.chosen("cpu-order, cpu-batch") == ["cpu-batch", "cpu-order"]
+    assert set(EXPERIMENTS.chosen("all")) == set(EXPERIMENTS.by_name)
     with pytest.raises(BadInput, match="unknown 'gpus'"):
-        chosen("gpus")
+        EXPERIMENTS.chosen("gpus")
 
 
 def test_the_command_lists_and_refuses(tmp_path: Path) -> None:
-    listed = CliRunner().invoke(heddle, ["bench", "actions", "--experiment", "list"])
-    assert listed.exit_code == 0 and all(name in listed.output for name in EXPERIMENTS)
-    refused = CliRunner().invoke(heddle, ["bench", "actions", "--experiment", "nothing"])
+    listed = CliRunner().invoke(bench, ["actions", "--experiment", "list"])
+    assert listed.exit_code == 0 and all(name in listed.output for name in EXPERIMENTS.by_name)
+    refused = CliRunner().invoke(bench, ["actions", "--experiment", "nothing"])
     assert refused.exit_code == 2 and len(refused.output.splitlines()) == 1
 
 

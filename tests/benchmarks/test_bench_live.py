@@ -1,4 +1,4 @@
-"""What ``heddle bench live`` makes of its rows."""
+"""What ``python -m benchmarks live`` makes of its rows."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 from click.testing import CliRunner
 
-from heddle_dask.benchmarks.live import cpu_per_step_ms, outlasted_moves, summary
-from heddle_dask.benchmarks.live_setup import LiveRow
-from heddle_dask.benchmarks.process_usage import cpu_by_kind, cpu_since
-from heddle_dask.cli.bench.live import live
+from benchmarks.commands.live import live
+from benchmarks.live import cpu_per_step_ms, outlasted_moves, summary
+from benchmarks.live_setup import LiveRow
+from benchmarks.process_usage import cpu_by_kind, cpu_since
 from heddle_dask.cli.one_line import OneLineGroup
 
 

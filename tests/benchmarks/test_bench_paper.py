@@ -1,4 +1,4 @@
-"""``heddle bench paper``: which runs a sweep makes, that it goes on where it was, and what its tables say."""
+"""``python -m benchmarks paper``: which runs a sweep makes, that it goes on where it was, and what its tables say."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
-from heddle_dask.benchmarks.code_digest import DECIDING, code_digest
-from heddle_dask.benchmarks.paper.degrees import fleets_that_fit, predicted_works
-from heddle_dask.benchmarks.paper.results import PaperResults, ratios
-from heddle_dask.benchmarks.paper.store import PaperStore, engines_text
-from heddle_dask.benchmarks.paper.sweep import (
+from benchmarks.commands.paper import paper
+from benchmarks.paper.degrees import fleets_that_fit, predicted_works
+from benchmarks.paper.results import PaperResults, ratios
+from benchmarks.paper.sweep import (
     PAPER_CELLS,
     PaperCell,
     PaperConditions,
     PaperSweep,
     arms_named,
     cells_named,
+    engines_text,
+    paper_run,
 )
-from heddle_dask.benchmarks.paper.tables import all_tables, main_tables
-from heddle_dask.cli.bench.paper import paper
+from benchmarks.paper.tables import all_tables, main_tables
+from benchmarks.row_file import RowFile
+from benchmarks.runner import Runner
+from heddle_dask.cli.code_digest import DECIDING, code_digest
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.published import model_of
@@ -43,9 +46,9 @@ def conditions(trajectories: int | None = 16) -> PaperConditions:
     return PaperConditions("small", SMALL, trajectories, 4, CONTEXT)
 
 
-def sweep(store: PaperStore, arms: str, seeds: int = 2, trajectories: int = 16) -> PaperSweep:
-    chosen = arms_named(arms)
-    return PaperSweep(conditions(trajectories), [MATH_8B], chosen, range(seeds), store, code="test")
+def sweep(rows: RowFile, arms: str, trajectories: int = 16, said: list[str] | None = None) -> PaperSweep:
+    runner = Runner(rows, "test", (said if said is not None else []).append)
+    return PaperSweep(conditions(trajectories), [MATH_8B], arms_named(arms), range(2), runner)
 
 
 def test_names_of_cells_and_arms() -> None:
@@ -131,11 +134,10 @@ def test_the_chosen_degrees_are_predicted_to_be_no_later_than_any_uniform_one() 
 
 
 def test_a_sweep_runs_every_degree_once_and_later_seeds_at_two() -> None:
-    store = PaperStore()
-    runs = list(sweep(store, "verl,slime,heddle-oracle").runs())
-    assert all(run.cpu_s is not None for run in runs)
+    store, said = RowFile(), list[str]()
+    sweep(store, "verl,slime,heddle-oracle", said=said).play()
     rows = store.rows("run")
-    assert len(rows) == len(runs) <= sweep(store, "verl,slime,heddle-oracle").most_runs()
+    assert len(said) == len(rows) + len(store.rows("degrees"))
     verl = [row["engines"] for row in rows if (row["arm"], row["seed"]) == ("verl", 0)]
     assert sorted(verl) == ["1x4", "2x2", "4x1"]
     results = PaperResults(rows, store.rows("degrees"))
@@ -149,43 +151,47 @@ def test_a_sweep_runs_every_degree_once_and_later_seeds_at_two() -> None:
 
 
 def test_only_chosen_degrees_leave_the_uniform_ones_to_the_baselines() -> None:
-    store = PaperStore()
+    store = RowFile()
     arms = arms_named("slime,heddle-oracle,fcfs")
-    some = PaperSweep(conditions(), [MATH_8B], arms, [0], store, code="test", only_chosen=True)
-    assert len(list(some.runs())) == some.most_runs() == 3 + 1 + 1
+    runner = Runner(store, "test", lambda line: None)
+    PaperSweep(conditions(), [MATH_8B], arms, [0], runner, only_chosen=True).play()
+    assert len(store.rows("run")) == 3 + 1 + 1
     (chosen,) = store.rows("degrees")
     assert {row["engines"] for row in store.rows("run") if row["arm"] != "slime"} == {chosen["engines"]}
 
 
 def test_a_sweep_goes_on_where_it_was(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
-    first = sweep(PaperStore(path), "slime").runs()
-    kept = [next(first).row, next(first).row]
+    (slime,) = arms_named("slime")
+    first = [paper_run(conditions(), MATH_8B, 0, slime, degrees) for degrees in ((1,) * 4, (2, 2))]
+    kept = Runner(RowFile(path), "test", lambda line: None).played(first, str)
     assert [json.loads(line) for line in path.read_text().splitlines()] == kept
     with path.open("a") as file:
         file.write('{"kind": "run", "mod')  # killed while it wrote
-    store = PaperStore(path)
+    store, said = RowFile(path), list[str]()
     store.check_writable()
-    runs = list(sweep(store, "slime").runs())
-    assert [run.cpu_s is None for run in runs[:3]] == [True, True, False]
-    assert path.read_text().count("\n") == len(runs)
-    again = PaperStore(path)
-    assert again.rows("run") == store.rows("run")
-    assert all(run.cpu_s is None for run in sweep(again, "slime").runs())
+    sweep(store, "slime", said=said).play()
+    rows = store.rows("run")
+    assert len(said) == len(rows) - 2 and " on 1x4, seed 0: " in said[0]
+    assert path.read_text().count("\n") == len(rows)
+    again, nothing = RowFile(path), list[str]()
+    assert again.rows("run") == rows
+    sweep(again, "slime", said=nothing).play()
+    assert nothing == []
 
 
 def test_files_that_are_no_rows_or_of_other_conditions_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "runs.jsonl"
     path.write_text('{"kind": "tea"}\n')
     with pytest.raises(BadInput, match="line 1"):
-        PaperStore(path)
+        RowFile(path)
     path.write_text('{"kind": "run", "model": "qwen3-8b"}\n')
     with pytest.raises(BadInput, match="lacks 'workload'"):
-        PaperStore(path)
+        RowFile(path)
     path.unlink()
-    next(sweep(PaperStore(path), "slime").runs())
+    sweep(RowFile(path), "slime").play()
     with pytest.raises(BadInput, match="trajectories 16, not 32"):
-        sweep(PaperStore(path), "slime", trajectories=32)
+        sweep(RowFile(path), "slime", trajectories=32)
 
 
 def made_up(arm: str, engines: str, seed: int, makespan_s: float) -> dict[str, object]:
@@ -258,10 +264,10 @@ def test_the_command_runs_prints_and_prints_again(small: tuple[str, ...]) -> Non
     made = json.loads(result.stdout)
     assert {row["arm"] for row in made["rows"]} == {"slime", "heddle-oracle"}
     assert made["cells"][0]["best_baseline"] == "slime"
-    assert "of the bound" in result.stderr and "min left" in result.stderr
+    assert "of the bound" in result.stderr and " left\n" in result.stderr
     again = invoke(*small, "--arms", "slime,heddle-oracle", "--seeds", 1, "--json")
     assert json.loads(again.stdout) == made
-    assert "min left" not in again.stderr
+    assert " left\n" not in again.stderr
     printed = invoke("--out", "runs.jsonl", "--markdown")
     assert printed.exit_code == 0
     assert "### qwen3-8b/math" in printed.stdout and "| slime | 4x1 |" in printed.stdout
@@ -291,7 +297,7 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], said: str) -> None:
 
 @pytest.mark.slow
 def test_two_hash_seeds_give_the_same_report(small: tuple[str, ...]) -> None:
-    script = "import sys; from heddle_dask.cli.bench.paper import paper; paper(sys.argv[1:])"
+    script = "import sys; from benchmarks.commands.paper import paper; paper(sys.argv[1:])"
     arguments = [*small[:-1], "{}.jsonl", "--arms", "verl-hybrid,heddle-oracle,heddle-paper", "--seeds", "1"]
     outputs = []
     for hash_seed in ("1", "2"):

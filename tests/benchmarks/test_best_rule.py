@@ -12,11 +12,12 @@ from click.testing import CliRunner, Result
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_dask.benchmarks.paper.best_rule import BestRules, best_rule_tables
-from heddle_dask.benchmarks.paper.rule_search import ROUTERS, RuleSearch, SimpleRule
-from heddle_dask.benchmarks.paper.store import PaperStore
-from heddle_dask.benchmarks.paper.sweep import PaperCell, PaperConditions, cells_named
-from heddle_dask.cli.bench.paper import paper
+from benchmarks.commands.paper import paper
+from benchmarks.paper.best_rule import BestRules, best_rule_tables
+from benchmarks.paper.rule_search import ROUTERS, RuleSearch, SimpleRule
+from benchmarks.paper.sweep import PaperCell, PaperConditions, cells_named
+from benchmarks.row_file import RowFile
+from benchmarks.runner import Runner
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.core.errors import BadInput
 from heddle_dask.sim.clusters import Cluster
@@ -98,14 +99,15 @@ def test_a_hopeless_router_is_not_searched_further() -> None:
     assert {rule.alive for rule in tried if rule.router == "slime"} == {None, 400}
 
 
-def search(store: PaperStore, **more: object) -> BestRules:
-    options: dict[str, object] = {"search_seeds": (1, 2), "seeds": (3, 4), "code": "test", "degrees": (2,)}
+def search(store: RowFile, said: list[str] | None = None, **more: object) -> BestRules:
+    options: dict[str, object] = {"search_seeds": (1, 2), "seeds": (3, 4), "degrees": (2,)}
     options |= {"routers": ("verl", "sticky-least-loaded"), **more}
-    return BestRules(CONDITIONS, [CELL], parse_arms(EXACT), store, **options)  # type: ignore[arg-type]
+    runner = Runner(store, "test", (said if said is not None else []).append)
+    return BestRules(CONDITIONS, [CELL], parse_arms(EXACT), runner, **options)  # type: ignore[arg-type]
 
 
 def test_it_reports_on_seeds_that_were_not_searched_and_runs_nothing_twice(tmp_path: Path) -> None:
-    store = PaperStore(tmp_path / "rows.jsonl")
+    store = RowFile(tmp_path / "rows.jsonl")
     (found,) = search(store).results()
     assert all([row["seed"] for row in rows] == [3, 4] for rows in found.rows)
     assert [row["seed"] for row in found.ours[EXACT]] == [3, 4]
@@ -117,17 +119,16 @@ def test_it_reports_on_seeds_that_were_not_searched_and_runs_nothing_twice(tmp_p
     } <= searched
     assert not any("heddle" in arm for arm in searched), "one degree needs no search"
     rows = len(store.rows("run"))
-    again = list(
-        search(PaperStore(tmp_path / "rows.jsonl"), on_run=lambda run: pytest.fail("again")).results()
-    )
-    assert again == [found] and len(store.rows("run")) == rows
+    said: list[str] = []
+    assert list(search(RowFile(tmp_path / "rows.jsonl"), said).results()) == [found] and said == []
+    assert len(store.rows("run")) == rows == len((tmp_path / "rows.jsonl").read_text().splitlines())
     lines = list(best_rule_tables([found]))
     assert lines[2].startswith(f"| qwen3-8b/math | 1. `{found.rules[0].arm}` | 1x2 | ")
     assert lines[-1].startswith(f"| qwen3-8b/math | `{EXACT}` | 1x2 | ")
 
 
 def test_a_form_of_heddle_gets_its_best_degree_of_the_search_seeds() -> None:
-    store = PaperStore()
+    store = RowFile()
     (found,) = search(store, degrees=(), routers=("verl",)).results()
     ran = {(row["engines"], row["seed"]) for row in store.rows("run") if row["arm"].startswith("heddle")}
     assert {("2x1", 1), ("2x1", 2), ("1x2", 1), ("1x2", 2)} <= ran
@@ -136,9 +137,9 @@ def test_a_form_of_heddle_gets_its_best_degree_of_the_search_seeds() -> None:
 
 def test_seeds_are_searched_or_reported_and_degrees_must_fit() -> None:
     with pytest.raises(BadInput, match="seed 2 is both searched and reported"):
-        search(PaperStore(), seeds=(2, 3))
+        search(RowFile(), seeds=(2, 3))
     with pytest.raises(BadInput, match="--degrees: qwen3-8b fits at 1, 2"):
-        search(PaperStore(), degrees=(8,))
+        search(RowFile(), degrees=(8,))
 
 
 def test_the_memory_short_cell_is_a_trace_beside_the_cells_of_the_paper() -> None:

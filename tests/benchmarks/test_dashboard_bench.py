@@ -1,12 +1,12 @@
-"""``heddle bench dashboard``: rows that add up, and the simulated rollout that is shown."""
+"""``python -m benchmarks dashboard``: rows that add up, and the simulated rollout that is shown."""
 
 from __future__ import annotations
 
 import pytest
 
-from heddle_dask.benchmarks.dashboard import UPDATES, as_json, measure_dashboard
-from heddle_dask.benchmarks.dashboard_demo import PlayedRun
-from heddle_dask.benchmarks.dashboard_run import RunSize, simulated_run
+from benchmarks.dashboard import UPDATES, as_json, measure_dashboard
+from benchmarks.dashboard_demo import PlayedRun
+from benchmarks.dashboard_run import RunSize, simulated_run
 from heddle_dask.core import events as ev
 
 

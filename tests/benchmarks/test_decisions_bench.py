@@ -1,4 +1,4 @@
-"""``heddle bench decisions``: its world is one that a controller can live in, and its rows cover every event."""
+"""``benchmarks decisions``: its world is one that a controller can live in, and its rows cover every event."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from heddle_dask.benchmarks.action_decisions import PER_PASS, PER_STARTED
-from heddle_dask.benchmarks.decisions import FIRST_PLAN, PER_STEP, SteadyWorld, bench_strategies
-from heddle_dask.cli.bench.decisions import decisions
+from benchmarks.action_decisions import PER_PASS, PER_STARTED
+from benchmarks.commands.decisions import decisions
+from benchmarks.decisions import FIRST_PLAN, PER_STEP, SteadyWorld, bench_strategies
+from benchmarks.opponents import FIXED
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.integrity import check_integrity
 
@@ -28,13 +29,15 @@ EVENTS = {
 
 def test_rows_for_every_preset_number_of_engines_and_event() -> None:
     arguments = ["--presets", "heddle,slime", "--engines", "2,3", "--trajectories", "30", "--events", "1500"]
-    arguments += ["--actions", "fixed:units=2,elastic", "--waiting", "40"]
+    arguments += ["--actions", f"{FIXED}:units=2,elastic", "--waiting", "40"]
     result = CliRunner().invoke(decisions, [*arguments, "--json"])
     assert result.exit_code == 0, result.output
     printed = json.loads(result.stdout.splitlines()[-1])
     of_actions = [(row["strategy"], row["what"], row["waiting"]) for row in printed["actions"]]
     assert of_actions == [
-        (strategy, what, 40) for strategy in ("fixed:units=2", "elastic") for what in (PER_STARTED, PER_PASS)
+        (strategy, what, 40)
+        for strategy in (f"{FIXED}:units=2", "elastic")
+        for what in (PER_STARTED, PER_PASS)
     ]
     assert all(row["started"] >= 1 and row["mean_us"] > 0 for row in printed["actions"])
     rows = printed["rows"]

@@ -1,4 +1,4 @@
-"""The GPU experiments of ``heddle bench actions``: rows, accounts of seconds, and the deployments of baselines."""
+"""The GPU experiments of ``benchmarks actions``: rows, accounts of seconds, and the deployments of baselines."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from dataclasses import replace
 
 import pytest
 
-from heddle_dask.benchmarks.actions.gpu import batch_sizes, paper_pool, pool, static
-from heddle_dask.benchmarks.actions.gpu_job import (
+from benchmarks.actions.gpu import batch_sizes, paper_pool, pool, static
+from benchmarks.actions.gpu_job import (
     GPU_SOURCES,
     GpuWorkload,
     evenly,
     replicas_by_share,
     run_gpu_job,
 )
-from heddle_dask.benchmarks.actions.rows import row_from
+from benchmarks.experiments import Study
+from benchmarks.row_file import RowFile
+from benchmarks.runner import Runner
 
 
 def test_copies_are_divided_by_the_shares_and_none_is_without() -> None:
@@ -41,7 +43,8 @@ def test_static_services_are_loaded_once_and_wait_for_their_own_gpus_only() -> N
 
 
 def test_rows_have_what_the_table_shows() -> None:
-    rows = [row_from(row) for row in batch_sizes([1], batches=[64], services=3)]
+    study = Study(Runner(RowFile(), "code", lambda line: None), [1])
+    rows = batch_sizes(study, batches=[64], services=3)
     arms = [row.arm for row in rows]
     assert len(set(arms)) == len(arms) == 6
     assert rows[0].ratio == 1.0 and rows[0].gpus == 40

@@ -1,4 +1,4 @@
-"""``heddle bench predictor``: scores, list scheduling, the report, and bad input."""
+"""``python -m benchmarks predictor``: scores, list scheduling, the report, and bad input."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_dask.benchmarks.predictor_scores import long_recall, makespan, ranks, score
-from heddle_dask.cli.bench.command import bench
+from benchmarks.command import bench
+from benchmarks.predictor_scores import long_recall, makespan, ranks, score
 
 
 def test_perfect_predictions_score_perfectly() -> None:

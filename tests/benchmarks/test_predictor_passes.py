@@ -1,4 +1,4 @@
-"""``heddle bench passes``: how passes are dealt, how a policy moves on, and the report."""
+"""``python -m benchmarks passes``: how passes are dealt, how a policy moves on, and the report."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_dask.benchmarks.pass_makespans import PREDICTORS, PassWorkload, makespan_tables, predictors_named
-from heddle_dask.benchmarks.predictor_passes import deal_passes, drift_of, drifted
-from heddle_dask.cli.bench.command import bench
+from benchmarks.command import bench
+from benchmarks.pass_makespans import PREDICTORS, PassWorkload, makespan_tables, predictors_named
+from benchmarks.predictor_passes import deal_passes, drift_of, drifted
 from heddle_dask.predictors.from_steps import PastStep, PastTrajectory
 
 

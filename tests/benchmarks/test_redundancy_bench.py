@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from heddle_dask.benchmarks.redundancy.attempts import RecordedAttempt
-from heddle_dask.benchmarks.redundancy.live import LiveBatch, live_outcomes
-from heddle_dask.benchmarks.redundancy.replay import replay
-from heddle_dask.benchmarks.redundancy.rows import RedundancySweep, measure_redundancy, row_of
+from benchmarks.redundancy.attempts import RecordedAttempt
+from benchmarks.redundancy.live import LiveBatch, live_outcomes
+from benchmarks.redundancy.replay import replay
+from benchmarks.redundancy.rows import RedundancySweep, measure_redundancy, row_of
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import TrajectoryRecord

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from heddle_dask.benchmarks.report import as_json, measure_reports, write_run
+from benchmarks.report import as_json, measure_reports, write_run
 from heddle_dask.cli.show.report import empty_figures
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.views.accounts import Phase

@@ -1,27 +1,32 @@
-"""``heddle bench rollart``: its choice of experiments and its rows; the simulation has tests of its own."""
+"""``python -m benchmarks rollart``: its choice of experiments and its rows; the simulation has tests of its own."""
 
 from dataclasses import replace
 
 import pytest
 
-from heddle_dask.benchmarks.rollart.arms import TUNING_SEED, TrainingBench, base_job, ladder, with_rules
-from heddle_dask.benchmarks.rollart.experiments import EXPERIMENTS, about, chosen
-from heddle_dask.benchmarks.rollart.rows import RollartRow, rollart_tables
-from heddle_dask.benchmarks.rollart.workload import TaskMix
+from benchmarks.experiments import Study
+from benchmarks.rollart.arms import TUNING_SEED, TrainingBench, base_job, ladder, with_rules
+from benchmarks.rollart.experiments import EXPERIMENTS
+from benchmarks.rollart.rows import RollartRow
+from benchmarks.rollart.workload import TaskMix
+from benchmarks.row_file import RowFile
+from benchmarks.runner import Runner
+from benchmarks.tables import experiment_tables
 from heddle_dask.core.errors import BadInput
 
 
 def test_experiments_are_chosen_by_name() -> None:
-    assert chosen("sigma, alpha") == ["alpha", "sigma"]
-    assert chosen("all") == list(EXPERIMENTS)
+    assert EXPERIMENTS.chosen("sigma, alpha") == ["alpha", "sigma"]
+    assert EXPERIMENTS.chosen("all") == list(EXPERIMENTS.by_name)
     for text in ("", "sigma,nonsense"):
         with pytest.raises(BadInput):
-            chosen(text)
-    assert all(about(name) for name in EXPERIMENTS)
+            EXPERIMENTS.chosen(text)
+    assert all(one.about for one in EXPERIMENTS.by_name.values())
 
 
 def test_rows_compare_seed_by_seed_and_leave_out_the_tuning_seed() -> None:
-    bench = TrainingBench((TUNING_SEED, 1, 2), lambda line: None)
+    said: list[str] = []
+    bench = TrainingBench(Study(Runner(RowFile(), "code", said.append), (TUNING_SEED, 1, 2)))
     mix = TaskMix(0, ("game",), context_tokens=4_096)
     small = with_rules(
         replace(base_job(gpus=8), trainer_gpus=4, mix=mix, warm=0, steps=1), groups=1, members=2
@@ -36,17 +41,18 @@ def test_rows_compare_seed_by_seed_and_leave_out_the_tuning_seed() -> None:
         for a, b in zip(bench.figures(arms["Sync+"]), bench.figures(arms["One-off"]), strict=True)
     )
     assert second.ratio == pytest.approx(expected / 2)
+    assert len(said) == 4, "each run once"
 
 
 def test_a_table_has_the_columns_that_are_used() -> None:
-    lines = rollart_tables(
-        [RollartRow("step", "Sync", "8B", 100.0), RollartRow("step", "ours", "8B", 50.0, 2.0)]
+    lines = experiment_tables(
+        [RollartRow("step", "Sync", "8B", 100.0), RollartRow("step", "ours", "8B", 50.0, ratio=2.0)]
     )
     assert lines[1:] == [
         "### step",
         "",
         "| arm | parameter | step | ratio |",
-        "| --- | --- | --- | --- |",
+        "|---|---|---|---|",
         "| Sync | 8B | 100.0 s |  |",
         "| ours | 8B | 50.0 s | 2.00 |",
     ]

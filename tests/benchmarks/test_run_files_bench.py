@@ -1,10 +1,10 @@
-"""``heddle bench records``: the journal does not grow with what the store has, and memory not with the run."""
+"""``python -m benchmarks records``: the journal does not grow with what the store has, and memory not with the run."""
 
 from __future__ import annotations
 
 import pytest
 
-from heddle_dask.benchmarks.run_files import CONTROL_BYTES_PER_STEP, STEPS, as_json, measure_run_files
+from benchmarks.run_files import CONTROL_BYTES_PER_STEP, STEPS, as_json, measure_run_files
 from heddle_dask.core.errors import BadInput
 
 

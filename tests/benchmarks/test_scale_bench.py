@@ -1,4 +1,4 @@
-"""``heddle bench scale``: rows that add up, and refusals in one line."""
+"""``python -m benchmarks scale``: rows that add up, and refusals in one line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from heddle_dask.benchmarks.scale import _with_growth, as_json, build_world, measure_scale
+from benchmarks.scale import _with_growth, as_json, build_world, measure_scale
 from heddle_dask.core.errors import BadInput
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from heddle_dask.benchmarks.process_usage import KINDS
-from heddle_dask.benchmarks.soak import KILLED, SoakPlan, SoakReport
+from benchmarks.process_usage import KINDS
+from benchmarks.soak import KILLED, SoakPlan, SoakReport
 
 MARK = "HEDDLE_TEST_MARK"
 
@@ -38,7 +38,7 @@ def test_a_short_soak_loses_nothing_under_kills_and_ends_by_itself(tmp_path: Pat
     mark = uuid.uuid4().hex
     arguments = ["--minutes", "0.3", "--trajectories-per-minute", "120", "--kill-every-s", "5", "--json"]
     done = subprocess.run(
-        [sys.executable, "-c", "from heddle_dask.cli.main import main; main()", "bench", "soak", *arguments],
+        [sys.executable, "-m", "benchmarks", "soak", *arguments],
         cwd=tmp_path,
         env={**os.environ, MARK: mark, "TMPDIR": str(tmp_path)},
         capture_output=True,

@@ -28,10 +28,10 @@ from heddle_dask.core.journal_codec import gap
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.engines.gpus import InstalledGpu
 from heddle_dask.environments.loading import load_environment
-from heddle_dask.live.driver.continuation import task_list, tokenizer_digest
-from heddle_dask.live.driver.rollout_inputs import tasks_of
-from heddle_dask.live.driver.run_writer import journal_path
-from heddle_dask.live.driver.services import Budget, Sampling
+from heddle_dask.live.driver.files.continuation import task_list, tokenizer_digest
+from heddle_dask.live.driver.files.run_writer import journal_path
+from heddle_dask.live.driver.inputs.rollout_inputs import tasks_of
+from heddle_dask.live.driver.options import Budget, Sampling
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.store import RunStore
 from heddle_dask.records.trajectory import (
@@ -720,3 +720,10 @@ def test_the_shipped_model_is_found_beside_this_package_whatever_a_project_calls
         check=True,
     ).stdout.split()
     assert said[0] == model_dir and all(Path(path).is_file() for path in said[1:])
+
+
+@pytest.mark.parametrize("words", [["overhead", "--json"], [], ["--help"]])
+def test_bench_says_where_the_measurements_are(words: list[str]) -> None:
+    answer = CliRunner().invoke(heddle, ["bench", *words])
+    assert (answer.exit_code, answer.stdout, answer.stderr.count("\n")) == (2, "", 1)
+    assert f"python -m benchmarks {words[0] if words[:1] == ['overhead'] else 'NAME'} …" in answer.stderr

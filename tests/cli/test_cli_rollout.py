@@ -22,7 +22,7 @@ from worlds.live_world import descendants
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.recorded_sessions import control_lines, recorded_sessions
+from heddle_dask.live.driver.files.recorded_sessions import control_lines, recorded_sessions
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from worlds.command_lines import check
-
-from heddle_dask.cli.main import heddle
+from worlds.command_lines import ALL, check
 
 ELSEWHERE = ("rollout", "show", "replay", "doctor", "simulate", "plan", "profile")
 
 
 @pytest.mark.slow
 def test_bad_command_lines_are_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(tmp_path, monkeypatch, 360, 0, [name for name in heddle.commands if name not in ELSEWHERE])
+    check(tmp_path, monkeypatch, 360, 0, [name for name in ALL.commands if name not in ELSEWHERE])

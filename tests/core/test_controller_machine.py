@@ -20,6 +20,7 @@ from worlds.core_world import (
     strategies_of,
 )
 
+from benchmarks.opponents import FIXED, PER_TRAJECTORY, WORKER_POOLS
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
@@ -170,10 +171,10 @@ ACTIONS = (
     "elastic",
     "elastic,order=fcfs,max_wait_s=5,depth=0",
     "elastic,gather_s=3,efficiency=0.6",
-    "fixed,units=2",
-    "per-trajectory,cpus=2",
-    "per-trajectory,cpus=4,request=1",
-    "worker-pools,workers=2,units=2,kinds=lint:1x1",
+    f"{FIXED},units=2",
+    f"{PER_TRAJECTORY},cpus=2",
+    f"{PER_TRAJECTORY},cpus=4,request=1",
+    f"{WORKER_POOLS},workers=2,units=2,kinds=lint:1x1",
 )
 
 

@@ -1,4 +1,4 @@
-"""Every command line of the documentation that calls `heddle` names commands and options that exist; none is run."""
+"""Every command line of the pages that calls `heddle` or `benchmarks` names commands and options that exist."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 import pytest
 from worlds.markdown_blocks import PAGES, ROOT, heddle_commands
 
+from benchmarks.command import bench
 from heddle_dask.cli.main import heddle
 
 
@@ -17,9 +18,13 @@ def parsed(command: str) -> None:
     """Parse one command line as click does, without calling back or converting anything."""
     # What is left out, a placeholder in brackets, a comment, a pipe.
     text = re.sub(r"…|\.\.\. |\.\.\.$|\[[^\]]*\]|#.*|[|>&;].*", " ", command)
-    _, *words = shlex.split(text)
+    program, *words = shlex.split(text)
     found: click.Command = heddle
-    context = click.Context(found, info_name="heddle")
+    if program == "python":
+        found, words = bench, words[2:]
+    elif words[:1] == ["bench"]:
+        raise click.UsageError("measurements are `python -m benchmarks NAME`")
+    context = click.Context(found, info_name=found.name)
     while words and isinstance(found, click.Group) and not words[0].startswith("-"):
         child = found.get_command(context, words[0])
         if child is None:
@@ -56,7 +61,9 @@ def test_the_pages_hold_command_lines() -> None:
     [
         "heddle rollout --no-such-option 3",
         "heddle nonsense",
-        "heddle bench nonsense",
+        "python -m benchmarks nonsense",
+        "python -m benchmarks overhead --no-such-option",
+        "heddle bench overhead",
         "heddle show RUN --trajectorie",
     ],
 )

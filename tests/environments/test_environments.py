@@ -24,8 +24,8 @@ from heddle_dask.environments.list_programs import run_stages
 from heddle_dask.environments.math_env import MathEnvironment, read_answer
 from heddle_dask.environments.search_env import SearchEnvironment
 from heddle_dask.environments.splits import split_of
-from heddle_dask.environments.tool_agent import LoopLimits
-from heddle_dask.environments.tool_calls import (
+from heddle_dask.environments.tool_agent import (
+    LoopLimits,
     MalformedCall,
     ToolCall,
     format_call,

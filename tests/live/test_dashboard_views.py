@@ -14,15 +14,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_dask.benchmarks.dashboard_demo import PlayedRun
-from heddle_dask.benchmarks.dashboard_run import simulated_run
-from heddle_dask.benchmarks.page_tab import PageTab
+from benchmarks.dashboard_demo import PlayedRun
+from benchmarks.dashboard_run import simulated_run
+from benchmarks.page_tab import PageTab
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.ids import FIRST_RUN, EngineId, GroupId, StepId, TrajectoryId
-from heddle_dask.core.nouns import EngineDescription, StepRequest, TrajectorySpec
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.priority import NORMAL
+from heddle_dask.core.ids import FIRST_RUN, EngineId, GroupId, PolicyVersion, StepId, TrajectoryId
+from heddle_dask.core.nouns import NORMAL, EngineDescription, StepRequest, TrajectorySpec
 from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.pages import PANELS, OpenPage
 from heddle_dask.live.scheduler.dashboard.panels.actions import actions_view

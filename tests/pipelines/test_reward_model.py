@@ -8,8 +8,8 @@ import numpy as np
 from worlds.model_files import SHIPPED_REWARD_MODEL
 
 from heddle_dask import ServiceSpec
-from pipelines.reward_model.attempts import LONGEST_TOKENS, make_pairs
-from pipelines.tiny_agent.tokenizer import END_OF_TURN, make_tokenizer, token_id
+from scripts.reward_model.attempts import LONGEST_TOKENS, make_pairs
+from scripts.tiny_agent.tokenizer import END_OF_TURN, make_tokenizer, token_id
 
 
 def test_pairs_are_solved_and_failed_attempts_at_one_task() -> None:

@@ -8,21 +8,23 @@ import math
 import random
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds.record_builders import plain_trajectory
 
 from heddle_dask.environments.base import Task
 from heddle_dask.environments.code_env import rules_of
 from heddle_dask.environments.splits import problem_key, split_of
-from pipelines.tiny_agent.conversations import encode, make_conversations, make_environment
-from pipelines.tiny_agent.evaluate import held_out, trained_rules
-from pipelines.tiny_agent.experts import make_expert
-from pipelines.tiny_agent.scripted_context import ScriptedContext
-from pipelines.tiny_agent.tokenizer import (
+from scripts.tiny_agent.conversations import encode, make_conversations, make_environment
+from scripts.tiny_agent.evaluate import held_out, summary, trained_rules
+from scripts.tiny_agent.experts import make_expert
+from scripts.tiny_agent.scripted_context import ScriptedContext
+from scripts.tiny_agent.tokenizer import (
     END_OF_TURN,
     VOCABULARY,
     make_tokenizer,
@@ -69,6 +71,14 @@ def test_the_shipped_agent_is_evaluated_on_rules_that_it_was_not_trained_on() ->
 
 def test_an_agent_without_a_list_of_rules_was_trained_on_the_train_split_alone(tmp_path: Path) -> None:
     assert trained_rules(tmp_path) == frozenset()
+
+
+def test_an_attempt_that_failed_solved_nothing() -> None:
+    failed, solved = plain_trajectory(0), plain_trajectory(1)
+    row = summary("math", [solved, replace(failed, reward=None)])
+    assert (row["env"], row["tasks"], row["solved"]) == ("math", 2, 0.5)
+    assert row["steps_max"] == len(solved.steps) and row["context_tokens_mean"] == len(solved.branches[0])
+    assert row["generated_tokens_mean"] == solved.generated_tokens > 0
 
 
 # Tokenizer.

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds.predictor_builders import trajectory
 
-from heddle_dask.benchmarks.predictor_trace import finished, read_finished
+from benchmarks.predictor_trace import finished, read_finished
 from heddle_dask.core.errors import BadInput
 from heddle_dask.predictors.features import (
     FEATURES,
@@ -21,8 +21,8 @@ from heddle_dask.predictors.features import (
     facts_array,
     matrix,
 )
-from heddle_dask.predictors.groups import GroupBook, facts_then
 from heddle_dask.predictors.prompt_history import Expectation
+from heddle_dask.predictors.samples import GroupBook, facts_then
 from heddle_dask.workloads.traces import TracedStep, TracedTrajectory
 
 # The log of the length itself is the excess, and nothing fades.

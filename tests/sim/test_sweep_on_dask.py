@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 from distributed import LocalCluster
 
+from benchmarks.commands.paper import paper
 from heddle_dask.cli import cluster_choice
-from heddle_dask.cli.bench.paper import paper
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.plan.command import plan as plan_command
 from heddle_dask.cli.simulate import simulate as simulate_command
@@ -116,7 +116,8 @@ def test_the_papers_tables_are_the_same_with_and_without_a_cluster(scheduler: st
         (tmp_path / f"{name}.jsonl").read_text(encoding="utf-8").splitlines() for name in ("here", "there")
     ]
     assert sorted(lines[0]) == sorted(lines[1])
-    assert "3/3: qwen3-8b/math, " in there.stderr
+    assert " simulations on 2 threads of 2 workers" in there.stderr
+    assert "qwen3-8b/math, heddle on " in there.stderr and "qwen3-8b/math, slime on " in there.stderr
 
 
 def test_a_trace_file_is_read_by_the_workers_wherever_they_run(scheduler: str) -> None:

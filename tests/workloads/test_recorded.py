@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from heddle_dask.benchmarks.live_setup import Workload
-from heddle_dask.benchmarks.predictor_trace import read_finished
+from benchmarks.live_setup import Workload
+from benchmarks.predictor_trace import read_finished
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.environments.replay import ReplayEnvironment

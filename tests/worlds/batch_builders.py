@@ -9,10 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from heddle_dask.benchmarks.predictor_scores import ranks
+from benchmarks.predictor_scores import ranks
 from heddle_dask.cost.engine_cost import load_profile
-from heddle_dask.strategies.partition.work import Work
-from heddle_dask.strategies.partition.work_plan import WorkEngine
+from heddle_dask.strategies.partition.work import Work, WorkEngine
 
 DEGREES = (8, 4, 2, 1)
 SLOTS_PER_GPU = 100

@@ -15,13 +15,15 @@ import pytest
 from click.testing import CliRunner
 from worlds.record_builders import plain_trajectory
 
+from benchmarks.command import bench
 from heddle_dask.cli import cluster_choice
 from heddle_dask.cli.doctor import checks
 from heddle_dask.cli.main import heddle
 from heddle_dask.cli.one_line import OneLineGroup
-from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.records.store import RunStore
 
+ALL = OneLineGroup("all", commands={**heddle.commands, "benchmarks": bench})
 LONG = "x" * 300
 NUMBERS = [
     *(
@@ -140,16 +142,16 @@ COMMANDS = {
     ("doctor",): [],
     ("top",): ["run.zarr", "--once"],
     ("train",): ["--engine", "emulated", "--env", "agents:solve", "--steps", "1", "--out", "trained"],
-    ("bench", "actions"): ["--experiment", "cpu-units"],
-    ("bench", "decisions"): ["--events", "100", "--engines", "1", "--trajectories", "1"],
-    ("bench", "fidelity"): ["--trace", "tau_dialogues"],
-    ("bench", "live"): ["--trace", "tau_dialogues", "--engine", "emulated"],
-    ("bench", "overhead"): ["--trajectories", "1"],
-    ("bench", "paper"): ["--trajectories", "16", "--seeds", "1"],
-    ("bench", "predictor"): ["--trace", "tau_dialogues"],
-    ("bench", "scale"): ["--trajectories", "16"],
-    ("bench", "soak"): ["--minutes", "0.1"],
-    ("bench", "watched"): ["--trajectories", "1"],
+    ("benchmarks", "actions"): ["--experiment", "cpu-units"],
+    ("benchmarks", "decisions"): ["--events", "100", "--engines", "1", "--trajectories", "1"],
+    ("benchmarks", "fidelity"): ["--trace", "tau_dialogues"],
+    ("benchmarks", "live"): ["--trace", "tau_dialogues", "--engine", "emulated"],
+    ("benchmarks", "overhead"): ["--trajectories", "1"],
+    ("benchmarks", "paper"): ["--trajectories", "16", "--seeds", "1"],
+    ("benchmarks", "predictor"): ["--trace", "tau_dialogues"],
+    ("benchmarks", "scale"): ["--trajectories", "16"],
+    ("benchmarks", "soak"): ["--minutes", "0.1"],
+    ("benchmarks", "watched"): ["--trajectories", "1"],
 }
 """Each command with arguments that it accepts. One that is not here gets none."""
 
@@ -237,12 +239,12 @@ def _start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ReachedTheCluster
 
     for module, name in (
-        ("live.clusters.local.LocalRolloutCluster", "__init__"),
-        ("engines.process.EngineProcess", "start"),
-        ("cli.rollout.run", "local_client"),
-        ("cli.sweep_runs", "run_jobs"),
-        ("profiling.engines", "profile_engine"),
-        ("profiling.operators", "measure_operators"),
+        ("heddle_dask.live.clusters.local.LocalRolloutCluster", "__init__"),
+        ("heddle_dask.engines.process.EngineProcess", "start"),
+        ("heddle_dask.cli.rollout.run", "local_client"),
+        ("heddle_dask.cli.sweep_runs", "run_jobs"),
+        ("heddle_dask.profiling.engines", "profile_engine"),
+        ("heddle_dask.profiling.operators", "measure_operators"),
         ("benchmarks.dashboard", "measure_dashboard"),
         ("benchmarks.decisions", "measure_decisions"),
         ("benchmarks.live", "running_engines"),
@@ -250,17 +252,16 @@ def _start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         ("benchmarks.overhead", "measure_overhead"),
         ("benchmarks.predictor", "_held_fold"),
         ("benchmarks.redundancy.rows", "measure_redundancy"),
-        ("benchmarks.rollart.arms.TrainingBench", "__init__"),
         ("benchmarks.samples", "measure_samples"),
         ("benchmarks.scale.multiprocessing", "get_context"),
         ("benchmarks.soak", "_run"),
         ("benchmarks.watched", "measure_watched"),
         ("benchmarks.weights", "measure_weights"),
-        ("cli.bench.actions", "_measured"),
-        ("cli.bench.dashboard", "_serve"),
-        ("cli.bench.paper", "_play"),
+        ("benchmarks.experiments.Experiments", "measured"),
+        ("benchmarks.commands.dashboard", "_serve"),
+        ("benchmarks.paper.sweep.PaperSweep", "play"),
     ):
-        monkeypatch.setattr(f"heddle_dask.{module}.{name}", reached)
+        monkeypatch.setattr(f"{module}.{name}", reached)
     monkeypatch.setattr(cluster_choice, "CONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr("heddle_dask.cli.rollout.run.CONNECT_TIMEOUT_S", 0.2)
     monkeypatch.setattr("heddle_dask.cli.top.watch.CONNECT_TIMEOUT_S", 0.2)
@@ -270,7 +271,7 @@ def _start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def command_lines(count: int, seed: int, first_words: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """`count` lines over the commands with these first words: a good one with one or two values or words replaced."""
     rng = random.Random(f"command-lines-{seed}")
-    commands = [each for each in commands_of(heddle) if each[0][0] in first_words]
+    commands = [each for each in commands_of(ALL) if each[0][0] in first_words]
     for number in range(count):
         name, command = commands[number % len(commands)]
         arguments = list(COMMANDS.get(name, []))
@@ -316,7 +317,7 @@ def _values(name: str, option: click.Option) -> Sequence[str]:
 def answer_of(arguments: tuple[str, ...]) -> Answer:
     """Run one command line in this process."""
     before = _files()
-    result = CliRunner().invoke(heddle, list(arguments))
+    result = CliRunner().invoke(ALL, list(arguments))
     lines = result.stderr.splitlines()
     told = lines[-1] if lines else ""
     if isinstance(result.exception, ReachedTheCluster):

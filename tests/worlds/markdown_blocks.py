@@ -3,7 +3,7 @@
 ```python              runs as a test, after the blocks before it on its page
 ```python no-run: why  does not
 ```toml cluster        is read by the loader of that word (`tests/docs/test_toml_blocks.py`)
-```bash                its lines that call `heddle` are parsed
+```bash                its lines that call `heddle` or `benchmarks` are parsed
 ```bash slurm          runs in `make test-slurm`
 """
 
@@ -22,6 +22,12 @@ PAGES = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "decisi
 
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL
+)
+
+
+_COMMANDS = re.compile(
+    r"^ *(?:[\w./-]*/)?((?:heddle|python -m benchmarks) [a-z][^\n]*)$|`((?:heddle|python -m benchmarks) [a-z][^`]*)`",
+    re.MULTILINE,
 )
 
 
@@ -72,16 +78,14 @@ def blocks(language: str, word: str | None = None) -> list[Block]:
 
 
 def heddle_commands(page: Path) -> list[tuple[int, str]]:
-    """Line number and text of every command line of a page that calls `heddle`.
+    """Line number and text of every command line of a page that calls `heddle` or `benchmarks`.
 
     In fenced blocks, in indented ones, and in single backticks; lines that end with a backslash go on.
     """
     content = page.read_text(encoding="utf-8")
     joined = re.sub(r"\\\n", lambda _: " \x00", content)
     found = []
-    for match in re.finditer(
-        r"^ *(?:[\w./-]*/)?(heddle [a-z][^\n]*)$|`(heddle [a-z][^`]*)`", joined, re.MULTILINE
-    ):
+    for match in _COMMANDS.finditer(joined):
         before = joined[: match.start()]
         line = before.count("\n") + before.count("\x00") + 1
         command = " ".join((match[1] or match[2]).replace("\x00", " ").split())

@@ -6,7 +6,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
+from benchmarks.actions.software_workload import SoftwareWorkload, action_trajectories
+from benchmarks.opponents.pod_settings import PodSettings
+from benchmarks.opponents.pods import SimulatedPods
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.journal_codec import encode
@@ -15,10 +19,8 @@ from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.known import KnownWork
 from heddle_dask.sim.clusters import Cluster
 from heddle_dask.sim.fleet import ControlDelays, SimulatedFaults, SimulatedFleet, equal_engines, equal_hosts
-from heddle_dask.sim.pod_settings import PodSettings
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import build_strategies, tell_costs
-from heddle_dask.workloads.actions import SoftwareWorkload, action_trajectories
 from heddle_dask.workloads.planned import fit_into_context
 from heddle_dask.workloads.synthetic import synthesize
 
@@ -74,7 +76,9 @@ def actions_digest(*, pods: bool) -> tuple[str, int, int]:
             tool_failure_share=0.05, hosts_lost={0: 20.0}, hosts_drain={1: 40.0}, hosts_join={2: 5.0}
         ),
         sandbox_start_s=1.0,
-        pods=PodSettings((32, 32), starts_per_s=10.0, execs_per_s=50.0) if pods else None,
+        unmanaged=partial(SimulatedPods, PodSettings((32, 32), starts_per_s=10.0, execs_per_s=50.0))
+        if pods
+        else None,
     )
     actions = "fcfs-minimum" if pods else "elastic"
     strategies = build_strategies("heddle", overrides=("predictor=oracle", f"actions={actions}"))

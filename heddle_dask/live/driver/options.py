@@ -12,11 +12,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from heddle_dask.core.errors import BadInput, check_count, check_seconds, is_finite
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.sampling import check_sampling
-from heddle_dask.engines.engine_kind import EngineOptions
-from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import DEFAULT_KIND, EngineOptions, EngineSpec, engine_kind
 from heddle_dask.engines.vllm_command import DTYPES
 from heddle_dask.live.driver.settings import configured, option
 
@@ -248,7 +246,7 @@ class Engines:
         A value that no engine can have, or one that `spec` contradicts.
     """
 
-    kind: str = option("vllm", "--engine", "engine kind")
+    kind: str = option(DEFAULT_KIND, "--engine", "engine kind")
     count: int | None = option(None, "--engines", "count", "How many engines.", on_command_line=1)
     slots: int | None = option(
         None, "--slots", "count", "Most sequences per engine [default: vLLM's own on GPUs, 16 elsewhere]."
@@ -327,7 +325,7 @@ class Engines:
         kind = engine_kind(self.kind)
         options = kind.options_for(self.cost) if self.options is None else self.options
         if self.options is not None and self.cost is not None:
-            options = kind.with_cost(self.options, self.cost)
+            options = self.options.with_cost(self.cost)
         return EngineSpec(
             kind=self.kind,
             model=model,

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Task
-from heddle_dask.environments.prompt_key import prompt_key
 from heddle_dask.environments.replay import replay_payload
+from heddle_dask.environments.splits import prompt_key
 from heddle_dask.predictors.from_steps import PastStep, PastTrajectory, finished_from_steps, past_of
 from heddle_dask.records.trajectory import StepRecord, TrajectoryRecord
 from heddle_dask.workloads.planned import is_replayable, planned_trace

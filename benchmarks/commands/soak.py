@@ -1,0 +1,79 @@
+"""``python -m benchmarks soak``: trajectories for minutes under random kills; what grows, and what is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import uvloop
+
+from heddle_dask.cli.one_line import EXIT_FAILED
+from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, print_measured, shared_options
+
+
+@click.command("soak")
+@click.option("--minutes", type=POSITIVE, default=30.0, show_default=True, help="How long.")
+@click.option("--engines", type=COUNT, default=2, show_default=True, help="Emulated engines.")
+@click.option(
+    "--trajectories-per-minute", type=COUNT, default=334, show_default=True, help="That start in a minute."
+)
+@click.option(
+    "--kill-every-s",
+    type=NOT_NEGATIVE,
+    default=20.0,
+    show_default=True,
+    help="Mean seconds between kills of an engine, a rollout or a tool worker; 0: none.",
+)
+@click.option("--model", default=None, help="Directory with a tokenizer [default: the shipped tiny-agent].")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="RUN.zarr to keep [default: a temporary one].",
+)
+@shared_options
+@click.pass_context
+def soak(
+    ctx: click.Context,
+    minutes: float,
+    engines: int,
+    trajectories_per_minute: int,
+    kill_every_s: float,
+    model: str | None,
+    out: Path | None,
+    as_json: bool,
+    seed: int,
+) -> None:
+    """Memory, open files, processes and shared memory over time, while engines and workers are killed at random.
+
+    Exit code 1 if a trajectory was lost or failed, or a process is left.
+    """
+    from benchmarks.soak import HEADER, SoakPlan, table_line
+    from benchmarks.soak import soak as run_soak
+    from heddle_dask.cli.engine_option import chosen_model
+    from heddle_dask.cli.stored_run import check_out
+    from heddle_dask.engines.collector import collect_seldom
+
+    if out is not None:
+        check_out(out, "create")
+    directory = chosen_model(model, "emulated")
+    plan = SoakPlan(minutes, engines, trajectories_per_minute, kill_every_s, seed)
+    collect_seldom()
+    click.echo(HEADER, err=as_json)
+    report = uvloop.run(
+        run_soak(plan, directory, out, on_row=lambda row: click.echo(table_line(row), err=as_json))
+    )
+    result = report.as_json()
+    kills = ", ".join(f"{count} {kind}" for kind, count in report.kills.items())
+    click.echo(
+        f"{report.trajectories} trajectories, {result['completed']} completed, {result['failed']} failed, "
+        f"{result['lost']} lost; killed: {kills}",
+        err=as_json,
+    )
+    for row in report.causes.rows():
+        click.echo(f"{row.count} {row.title}, first {row.first_trajectory}: {row.first_message}", err=as_json)
+    for line in report.left:
+        click.echo(f"still running: {line}", err=True)
+    if as_json:
+        print_measured(result)
+    ctx.exit(0 if report.succeeded else EXIT_FAILED)

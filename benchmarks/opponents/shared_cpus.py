@@ -1,0 +1,154 @@
+"""The CPUs of one node that its containers share: the completely fair scheduler of Linux as a fluid.
+
+Containers of equal weight get equal shares of the node, and none gets more than its limit or more than it can use. What
+one leaves, the others share (max-min fairness; "Scheduling Domains" and "CFS bandwidth control" of the kernel's
+documentation say that this is what weights and quotas aim at). Switching between threads costs nothing here.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from heddle_dask.core.nouns import DurationProfile
+from heddle_dask.sim.loop import VirtualTime
+
+
+@dataclass(slots=True, eq=False)
+class SharedJob:
+    """One job on a node; `over` once it has ended or was removed."""
+
+    cap: float
+    profile: DurationProfile
+    ended: Callable[..., None]
+    arguments: tuple[Any, ...]
+    over: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class _Class:
+    """The running jobs with one limit and one serial share, which all advance at the same speed.
+
+    `done_s` counts seconds of work, on one unit, that a job in it since the beginning would have done.
+    """
+
+    cap: float
+    serial_share: float
+    jobs: int = 0
+    done_s: float = 0.0
+    speed: float = 0.0
+    heap: list[tuple[float, int, SharedJob]] = field(default_factory=list)
+
+    def speed_with(self, cpus: float) -> float:
+        """Seconds of work per second with so many CPUs: Amdahl's law from one CPU on, in proportion below."""
+        if cpus < 1.0:
+            return cpus
+        return 1.0 / (self.serial_share + (1.0 - self.serial_share) / cpus)
+
+    def drop_ended(self) -> None:
+        """Drop removed jobs from the head of the heap."""
+        while self.heap and self.heap[0][2].over:
+            heapq.heappop(self.heap)
+
+
+class SharedNode:
+    """A node whose CPUs are shared by its jobs."""
+
+    def __init__(self, cpus: int, time: VirtualTime) -> None:
+        self.cpus = cpus
+        self.jobs = 0
+        self._time = time
+        self._classes: dict[tuple[float, float], _Class] = {}
+        self._advanced_s = 0.0
+        self._number = 0
+        self._plan = 0
+
+    def add(self, job: SharedJob) -> None:
+        """Begin a job; `job.ended` is called with its arguments at its end."""
+        self._advance()
+        key = (job.cap, job.profile.serial_share)
+        of_kind = self._classes.setdefault(key, _Class(*key))
+        self._number += 1
+        heapq.heappush(of_kind.heap, (of_kind.done_s + job.profile.one_unit_s, self._number, job))
+        of_kind.jobs += 1
+        self.jobs += 1
+        self._share()
+
+    def remove(self, job: SharedJob) -> None:
+        """End a job early; it does not report."""
+        if job.over:
+            return
+        self._advance()
+        job.over = True
+        self._count_out(self._classes[job.cap, job.profile.serial_share])
+        self._share()
+
+    def _count_out(self, of_kind: _Class) -> None:
+        of_kind.jobs -= 1
+        self.jobs -= 1
+        if of_kind.jobs == 0:  # start again from 0: sums over a long run would lose digits
+            of_kind.heap.clear()
+            of_kind.done_s = 0.0
+
+    def _advance(self) -> None:
+        passed_s = self._time.now_s - self._advanced_s
+        self._advanced_s = self._time.now_s
+        if passed_s > 0.0:
+            for of_kind in self._classes.values():
+                if of_kind.jobs:
+                    of_kind.done_s += of_kind.speed * passed_s
+
+    def _share(self) -> None:
+        """Share the CPUs anew, and plan the next end."""
+        level = fair_level(self.cpus, [(one.cap, one.jobs) for one in self._classes.values() if one.jobs])
+        next_s = math.inf
+        for one in self._classes.values():
+            if not one.jobs:
+                continue
+            one.drop_ended()
+            one.speed = one.speed_with(min(one.cap, level))
+            next_s = min(next_s, max(0.0, one.heap[0][0] - one.done_s) / one.speed)
+        self._plan += 1
+        if next_s < math.inf:
+            self._time.after(next_s, self._end_due, self._plan)
+
+    def _end_due(self, plan: int) -> None:
+        if plan != self._plan:
+            return
+        self._advance()
+        ended: list[tuple[int, SharedJob]] = []
+        for one in self._classes.values():
+            # Rounding may leave a job a tiny step before its end, which the clock cannot resolve.
+            while one.jobs and self._is_due(one):
+                _, number, job = heapq.heappop(one.heap)
+                job.over = True
+                self._count_out(one)
+                ended.append((number, job))
+        self._share()
+        for _, job in sorted(ended, key=lambda each: each[0]):
+            job.ended(*job.arguments)
+
+    def _is_due(self, one: _Class) -> bool:
+        one.drop_ended()
+        left_s = (one.heap[0][0] - one.done_s) / one.speed
+        return left_s <= 1e-9 * max(1.0, self._time.now_s)
+
+
+def fair_level(cpus: float, demands: list[tuple[float, int]]) -> float:
+    """CPUs of a job that is below its limit; infinite if all jobs get their limits.
+
+    Parameters
+    ----------
+    demands
+        Limit and number of the jobs of each class.
+    """
+    left, jobs = cpus, sum(number for _, number in demands)
+    for cap, number in sorted(demands):
+        if cap * jobs > left:
+            return left / jobs
+        left -= cap * number
+        jobs -= number
+    return math.inf

@@ -1,0 +1,1 @@
+"""The bias of redundancy towards short trajectories: ``python -m benchmarks redundancy``."""

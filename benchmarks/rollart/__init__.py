@@ -1,0 +1,1 @@
+"""RollArt's evaluation in virtual time: ``python -m benchmarks rollart``."""

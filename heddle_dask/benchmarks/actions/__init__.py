@@ -1,1 +1,0 @@
-"""Measurements of tool and reward calls on shared pools: ``heddle bench actions``."""

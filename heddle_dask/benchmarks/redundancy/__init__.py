@@ -1,1 +1,0 @@
-"""The bias of redundancy towards short trajectories: ``heddle bench redundancy``."""

@@ -1,1 +1,0 @@
-"""RollArt's evaluation in virtual time: ``heddle bench rollart``."""

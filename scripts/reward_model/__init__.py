@@ -1,0 +1,1 @@
+"""How the shipped reward model is made; `pipelines/reward_model` holds what ships."""

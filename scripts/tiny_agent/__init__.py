@@ -1,0 +1,1 @@
+"""How the shipped agent is made and evaluated; `pipelines/tiny_agent` holds what ships."""
