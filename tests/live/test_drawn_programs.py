@@ -25,7 +25,7 @@ from heddle_dask.live.driver.inputs.rollout_inputs import Output
 from heddle_dask.live.driver.options import Budget, Sampling
 from heddle_dask.live.driver.programs.context import LiveContext
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.scheduler.session import open_session
+from heddle_dask.live.driver.session import open_session
 from heddle_dask.live.wire.messages import StepCall, StepResult
 from heddle_dask.records.journal import Journal, read_journal
 from heddle_dask.records.store import RunReader, RunStore

@@ -20,7 +20,7 @@ from heddle_dask.live.driver.connection.control_channel import ControlPlaneFaile
 from heddle_dask.live.driver.inputs.rollout_inputs import Output
 from heddle_dask.live.driver.options import Budget, Engines, Patience
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.scheduler.session import open_session
+from heddle_dask.live.driver.session import open_session
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import DEFAULT_PRESET, strategies_of_run
 

@@ -186,7 +186,7 @@ def test_an_action_that_kills_every_worker_is_given_up(model_dir: str) -> None:
     ],
 )
 def test_a_hanging_engine_is_killed_and_replaced(model_dir: str, fault: str, reason: str) -> None:
-    from heddle_dask.live.scheduler.session import open_session
+    from heddle_dask.live.driver.session import open_session
     from heddle_dask.live.worker.engine_host import Watch
     from heddle_dask.live.worker.rollout_worker import RolloutWorker
 

@@ -33,7 +33,7 @@ from heddle_dask.live.driver.batch import Batch
 from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.live.driver.options import Engines
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.scheduler.session import open_session
+from heddle_dask.live.driver.session import open_session
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import Strategy, strategies_of_run
 

@@ -21,7 +21,7 @@ from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.batch import Batch
 from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.scheduler.session import open_session
+from heddle_dask.live.driver.session import open_session
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import DEFAULT_PRESET, build_strategies
 
