@@ -35,7 +35,7 @@ rollout: $(STAMP)
 test: browser $(CRDS)
 	$(BIN)/python scripts/test_times.py begin
 	$(STAGE) lint $(MAKE) lint + docs $(MAKE) docs
-	PYTHONHASHSEED=0 $(STAGE) pure $(PYTEST) $(PARALLEL) -m "$(PURE)" \
+	HEDDLE_SITE=$(CURDIR)/build/docs PYTHONHASHSEED=0 $(STAGE) pure $(PYTEST) $(PARALLEL) -m "$(PURE)" \
 	  + slurm env PYTHON=$(BIN)/python sh scripts/test_slurm.sh --optional
 	PYTHONHASHSEED=0 $(STAGE) live $(PYTEST) $(TWO) -m "$(LIVE)" $(LIVE_FILES)
 	PYTHONHASHSEED=1 $(STAGE) second-hash-seed $(PYTEST) $(PARALLEL) -m "$(PURE) and not slow" -k "not hash_seed" $(DECIDES)

@@ -2,32 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+
 import click
 
-from benchmarks.behaviour import behaviour
-from benchmarks.commands.actions import actions
-from benchmarks.commands.dashboard import dashboard
-from benchmarks.commands.decisions import decisions
-from benchmarks.commands.fidelity import fidelity
-from benchmarks.commands.live import live
-from benchmarks.commands.overhead import overhead
-from benchmarks.commands.paper import paper
-from benchmarks.commands.passes import passes
-from benchmarks.commands.predictor import predictor
-from benchmarks.commands.records import records
-from benchmarks.commands.redundancy import redundancy
-from benchmarks.commands.report import report
-from benchmarks.commands.rollart import rollart
-from benchmarks.commands.samples import samples
-from benchmarks.commands.scale import scale
-from benchmarks.commands.slurm import slurm
-from benchmarks.commands.soak import soak
-from benchmarks.commands.watched import watched
-from benchmarks.commands.weights import weights
 from heddle_dask.cli.one_line import OneLineGroup
 
+MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "actions": "commands.actions",
+        "behaviour": "behaviour",
+        "dashboard": "commands.dashboard",
+        "decisions": "decisions",
+        "fidelity": "commands.fidelity",
+        "live": "commands.live",
+        "overhead": "overhead",
+        "paper": "commands.paper",
+        "passes": "commands.passes",
+        "predictor": "commands.predictor",
+        "records": "run_files",
+        "redundancy": "commands.redundancy",
+        "report": "report",
+        "rollart": "commands.rollart",
+        "samples": "samples",
+        "scale": "scale",
+        "slurm": "commands.slurm",
+        "soak": "commands.soak",
+        "watched": "watched",
+        "weights": "weights",
+    }
+)
+"""The module of each command. Only that of the command that runs is imported: it counts in what is measured."""
 
-@click.group("bench", cls=OneLineGroup)
+
+class _Benchmarks(OneLineGroup):
+    """Knows its commands by name, and imports them when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names."""
+        return list(MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name."""
+        if cmd_name not in MODULES:
+            # The line that refuses it names all others.
+            self.commands = dict.fromkeys(MODULES, self)
+            return None
+        found: click.Command = getattr(import_module(f"benchmarks.{MODULES[cmd_name]}"), cmd_name)
+        return found
+
+
+@click.group("benchmarks", cls=_Benchmarks)
 @click.pass_context
 def bench(ctx: click.Context) -> None:
     """Measure this installation on this machine."""
@@ -39,25 +66,3 @@ def bench(ctx: click.Context) -> None:
     ctx.with_resource(dask.config.set({"heddle": None}))
     # Compute the digest now: the files may change while the measurement runs.
     code_digest()
-
-
-bench.add_command(actions)
-bench.add_command(behaviour)
-bench.add_command(dashboard)
-bench.add_command(decisions)
-bench.add_command(fidelity)
-bench.add_command(live)
-bench.add_command(overhead)
-bench.add_command(paper)
-bench.add_command(passes)
-bench.add_command(predictor)
-bench.add_command(records)
-bench.add_command(redundancy)
-bench.add_command(report)
-bench.add_command(rollart)
-bench.add_command(samples)
-bench.add_command(scale)
-bench.add_command(slurm)
-bench.add_command(soak)
-bench.add_command(watched)
-bench.add_command(weights)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import fmean
 
 from benchmarks.dashboard_demo import PlayedRun
 from benchmarks.dashboard_run import simulated_run
 from benchmarks.page_tab import PageTab
+from benchmarks.tables import Column
 from heddle_dask.engines.collector import collect_seldom
 
 UPDATES = 60
@@ -97,6 +98,15 @@ def _measure(trajectories: int, seed: int) -> DashboardRow:
     )
 
 
-def as_json(rows: Sequence[DashboardRow]) -> dict[str, object]:
-    """The JSON object of ``python -m benchmarks dashboard``."""
-    return {"rows": [asdict(row) for row in rows]}
+COLUMNS: Sequence[Column] = (
+    ("trajectories", lambda row: str(row.trajectories)),
+    ("live", lambda row: f"{row.live:.0f}"),
+    ("events", lambda row: str(row.events)),
+    ("picture ms", lambda row: f"{row.picture_ms:.2f}"),
+    ("views ms", lambda row: f"{row.views_ms:.2f}"),
+    ("tab ms", lambda row: f"{row.tab_ms:.2f}"),
+    ("tab KiB", lambda row: f"{row.tab_kib:.1f}"),
+    ("one tab ms/s", lambda row: f"{row.one_tab_ms_per_s:.1f}"),
+    ("ten tabs ms/s", lambda row: f"{row.ten_tabs_ms_per_s:.1f}"),
+    ("worst ms", lambda row: f"{row.worst_ms:.1f}"),
+)

@@ -13,10 +13,14 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
+import click
+
+from benchmarks.action_decisions import measure_action_decisions
+from benchmarks.tables import Column, names, print_rows
+from heddle_dask.cli.shared_options import COUNT, WholeNumber, print_measured, shared_options, whole_numbers
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
@@ -340,6 +344,77 @@ def _rows(preset: str, engines: int, trajectories: int) -> Callable[[str, Sequen
     return row
 
 
-def as_json(rows: Sequence[DecisionRow]) -> dict[str, Any]:
-    """The JSON object of ``python -m benchmarks decisions``."""
-    return {"rows": [asdict(row) for row in rows]}
+_TIMES: Sequence[Column] = (
+    ("mean us", lambda row: f"{row.mean_us:.1f}"),
+    ("p50 us", lambda row: f"{row.p50_us:.1f}"),
+    ("p99 us", lambda row: f"{row.p99_us:.1f}"),
+)
+COLUMNS: Sequence[Column] = (
+    ("preset", lambda row: row.preset),
+    ("engines", lambda row: str(row.engines)),
+    ("trajectories", lambda row: str(row.trajectories)),
+    ("event", lambda row: row.event),
+    ("count", lambda row: str(row.count)),
+    *_TIMES,
+)
+ACTION_COLUMNS: Sequence[Column] = (
+    ("actions", lambda row: row.strategy),
+    ("what", lambda row: row.what),
+    ("waiting", lambda row: str(row.waiting)),
+    ("CPUs", lambda row: str(row.cpus)),
+    ("started", lambda row: f"{row.started:.1f}"),
+    *_TIMES,
+)
+
+
+@click.command("decisions")
+@click.option(
+    "--presets",
+    default="heddle,heddle:admission=unlimited,heddle-paper,slime,verl",
+    show_default=True,
+    help="preset:part=name:…, comma-separated.",
+)
+@click.option("--engines", default="16,64", show_default=True, help="Counts, comma-separated.")
+@click.option(
+    "--trajectories",
+    type=COUNT,
+    default=6400,
+    show_default=True,
+    help="In the controller at any time.",
+)
+@click.option(
+    "--events", type=WholeNumber(100), default=60_000, show_default=True, help="Measured, per preset."
+)
+@click.option(
+    "--actions",
+    default="fcfs-minimum,elastic,elastic:order=tail",
+    show_default=True,
+    help="Strategies of actions, name:option=value:…, comma-separated; empty: none.",
+)
+@click.option("--waiting", type=COUNT, default=1000, show_default=True, help="Actions that wait.")
+@shared_options
+def decisions(
+    presets: str,
+    engines: str,
+    trajectories: int,
+    events: int,
+    actions: str,
+    waiting: int,
+    as_json: bool,
+    seed: int,
+) -> None:
+    """CPU microseconds that the controller takes for each kind of event, in a steady state."""
+    numbers = whole_numbers("--engines", engines, "16,64")
+    chosen = [name.strip() for name in presets.split(",")]
+    for name in chosen:
+        bench_strategies(name, seed)  # refuses a bad preset before anything is measured
+    measured = measure_decisions(chosen, numbers, trajectories=trajectories, events=events, seed=seed)
+    rows = print_rows(measured, COLUMNS, err=as_json)
+    # One event in 20 starts an action, and a pass is made for each 600.
+    starts, passes = max(20, events // 20), max(5, events // 600)
+    of_actions = measure_action_decisions(
+        names(actions), waiting=waiting, actions=starts, passes=passes, seed=seed
+    )
+    action_rows = print_rows(of_actions, ACTION_COLUMNS, err=as_json)
+    if as_json:
+        print_measured({"rows": rows, "actions": action_rows})

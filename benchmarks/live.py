@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,8 +42,14 @@ async def measure_live(
     repeats: int,
     warm: bool = True,
     on_row: Callable[[LiveRow], None] = lambda row: None,
+    known: Callable[[str, str, int], LiveRow | None] = lambda workload, arm, repeat: None,
 ) -> list[LiveRow]:
     """Run every arm on every workload `repeats` times, arms in turn.
+
+    Parameters
+    ----------
+    known
+        The row of a workload, an arm and a repeat, where it is not to be run again.
 
     Raises
     ------
@@ -62,8 +68,13 @@ async def measure_live(
             learnt = _learn(others, Path(directory) / "predictor") if warm else None
             for repeat in range(repeats):
                 turn = repeat % len(arms)
+                kept = {arm.name: known(workload.name, arm.name, repeat) for arm in arms}
+                rows += [row for row in kept.values() if row is not None]
+                missing = [arm for arm in (*arms[turn:], *arms[:turn]) if kept[arm.name] is None]
+                if not missing:
+                    continue
                 async with running_engines(fleet.engines, fleet.spec, _TOOL_CPUS) as client:
-                    for arm in (*arms[turn:], *arms[:turn]):
+                    for arm in missing:
                         row = await _run(client, workload, fleet, arm, repeat, bound_s, learnt)
                         rows.append(replace(row, steps=steps))
                         on_row(rows[-1])
@@ -196,8 +207,3 @@ def outlasted_moves(rows: Sequence[LiveRow]) -> list[tuple[str, str, int, int, i
         if started:
             out.append((workload, arm, started, started - (exposed - late), late))
     return out
-
-
-def as_json(rows: Sequence[LiveRow]) -> dict[str, object]:
-    """The JSON object of ``python -m benchmarks live``."""
-    return {"rows": [asdict(row) for row in rows]}

@@ -24,6 +24,7 @@ def simulate_live(
     *,
     warm: bool = True,
     on_row: Callable[[LiveRow], None] = lambda row: None,
+    known: Callable[[str, str, int], LiveRow | None] = lambda workload, arm, repeat: None,
 ) -> list[LiveRow]:
     """Simulate every arm on every workload once, as `measure_live` would run it.
 
@@ -42,6 +43,9 @@ def simulate_live(
         engines = _simulated(fleet, workload.tasks)
         steps = sum(len(plan.steps) for plan in planned)
         for arm in arms:
+            if kept := known(workload.name, arm.name, 0):
+                rows.append(kept)
+                continue
             learnt = others if warm else None
             run = simulate(arm.preset, arm.overrides, engines, planned, seed=workload.seed, warm=learnt)
             rows.append(replace(_row(workload, arm, run), steps=steps))

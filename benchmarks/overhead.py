@@ -16,12 +16,18 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
+import click
 import numpy as np
+import uvloop
 from distributed import Client
 
+from benchmarks.tables import Column, print_measured_rows
+from heddle_dask.cli.engine_option import chosen_model
+from heddle_dask.cli.shared_options import COUNT, shared_options, whole_numbers
+from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
@@ -238,6 +244,36 @@ def _row(count: int, runs: Sequence[dict[str, float]]) -> OverheadRow:
     )
 
 
-def as_json(rows: Sequence[OverheadRow]) -> dict[str, object]:
-    """The JSON object of ``python -m benchmarks overhead``."""
-    return {"rows": [asdict(row) for row in rows]}
+COLUMNS: Sequence[Column] = (
+    ("trajectories", lambda row: str(row.trajectories)),
+    ("step added p50 ms", lambda row: f"{row.added_ms_p50:.1f}"),
+    ("range", lambda row: f"{row.added_ms_p50_range[0]:.1f}-{row.added_ms_p50_range[1]:.1f}"),
+    ("p99", lambda row: f"{row.added_ms_p99:.1f}"),
+    ("action p50 ms", lambda row: f"{row.action_added_ms_p50:.1f}"),
+    ("p99", lambda row: f"{row.action_added_ms_p99:.1f}"),
+    ("bare Dask ms", lambda row: f"{row.dask_ms_p50:.1f}"),
+    ("steps/s", lambda row: f"{row.steps_per_s:.0f}"),
+)
+
+
+@click.command("overhead")
+@click.option(
+    "--trajectories", default="50,200,400", show_default=True, help="Counts to measure, comma-separated."
+)
+@click.option("--model", default=None, help="Directory with a tokenizer [default: the shipped tiny-agent].")
+@click.option("--repeats", default=1, show_default=True, type=COUNT, help="Runs; medians are shown.")
+@shared_options
+def overhead(trajectories: str, model: str | None, repeats: int, as_json: bool, seed: int) -> None:
+    """Latency added to each LLM step and tool call, and the ceiling in steps per second."""
+    counts = whole_numbers("--trajectories", trajectories, "50,200,400")
+    collect_seldom()
+    rows = uvloop.run(
+        measure_overhead(
+            chosen_model(model, "emulated"),
+            counts,
+            repeats=repeats,
+            seed=seed,
+            on_progress=lambda message: click.echo(message, err=True),
+        )
+    )
+    print_measured_rows(rows, COLUMNS, as_json=as_json)

@@ -18,10 +18,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
+
+from benchmarks.tables import Column, print_measured_rows
+from heddle_dask.cli.shared_options import shared_options, whole_numbers
 from heddle_dask.core import commands as cm
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, StepId, TrajectoryId
@@ -107,11 +111,6 @@ def measure_reports(sizes: Sequence[int], *, seed: int, folder: Path | None = No
                 perfetto_s=perfetto_s,
                 perfetto_bytes=trace.stat().st_size,
             )
-
-
-def as_json(rows: Sequence[ReportRow]) -> dict[str, object]:
-    """The JSON object of ``python -m benchmarks report``."""
-    return {"rows": [asdict(row) for row in rows]}
 
 
 def _measured(out: Path, *options: str) -> tuple[float, resource.struct_rusage]:
@@ -294,3 +293,30 @@ def _action_lines(name: TrajectoryId, action: ActionRecord) -> list[_Line]:
         ),
         (ev.ActionFinished(action.finished_s, action_id, host, action.run_s),),
     ]
+
+
+COLUMNS: Sequence[Column] = (
+    ("trajectories", lambda row: f"{row.trajectories:,d}"),
+    ("steps", lambda row: f"{row.steps:,d}"),
+    ("events", lambda row: f"{row.events:,d}"),
+    ("show", lambda row: f"{row.show_s:.1f} s"),
+    ("report", lambda row: f"{row.html_s:.1f} s ({row.html_cpu_s:.1f} s of CPU)"),
+    ("its size", lambda row: f"{row.html_bytes / 1e6:.1f} MB"),
+    ("its memory", lambda row: f"{row.html_peak_bytes / 2**20:,.0f} MiB"),
+    ("trace", lambda row: f"{row.perfetto_s:.1f} s, {row.perfetto_bytes / 1e6:.1f} MB"),
+)
+
+
+@click.command("report")
+@click.option("--trajectories", default="1000,10000", show_default=True, help="Sizes, comma-separated.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=None,
+    help="Where the runs are written, and removed again [default: that for temporary files].",
+)
+@shared_options
+def report(trajectories: str, folder: Path | None, as_json: bool, seed: int) -> None:
+    """Seconds, memory and bytes of `heddle show --html` and `--perfetto`, without engines."""
+    sizes = whole_numbers("--trajectories", trajectories, "1000,10000")
+    print_measured_rows(measure_reports(sizes, seed=seed, folder=folder), COLUMNS, as_json=as_json)

@@ -21,7 +21,7 @@ _KEYS = {
     "degrees": (*_WHERE, "predictor"),
     "pass": (*_WHERE, "token_scale", "tool_scale", "engines", "arm", "predictor"),
     "job": ("kind", "of", "job", "code"),
-    "live": ("kind", "workload", "seed", "simulated", "fleet", "arm", "repeat"),
+    "live": ("kind", "workload", "seed", "simulated", "conditions", "arm", "repeat"),
 }
 
 

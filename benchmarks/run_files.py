@@ -13,12 +13,15 @@ import resource
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import numpy as np
 
+from benchmarks.tables import Column, print_measured_rows
+from heddle_dask.cli.shared_options import COUNT, shared_options, whole_numbers
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.contract import GenerateResult
 from heddle_dask.live.driver.files.run_writer import RESULTS, RunWriter, journal_path
@@ -94,11 +97,6 @@ def measure_run_files(sizes: Sequence[int], tokens: int, folder: Path | None = N
                 with context.Pool(1) as pool:
                     facts |= pool.apply(function, (Path(place), size, tokens))
         yield RunFilesRow(trajectories=size, tokens=tokens, **facts)
-
-
-def as_json(rows: Sequence[RunFilesRow]) -> dict[str, object]:
-    """The JSON object of ``python -m benchmarks records``."""
-    return {"rows": [asdict(row) for row in rows]}
 
 
 def _write(place: Path, size: int, tokens: int) -> dict[str, Any]:
@@ -239,3 +237,38 @@ def _step(index: int, start: int, stop: int) -> StepRecord:
         prefill_s=0.1,
         decode_s=0.9,
     )
+
+
+def _mb(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
+
+
+COLUMNS: Sequence[Column] = (
+    ("trajectories", lambda row: str(row.trajectories)),
+    ("tokens of each", lambda row: str(row.tokens)),
+    ("results written", lambda row: _mb(row.results_bytes)),
+    ("of the controller", lambda row: _mb(row.control_bytes)),
+    ("journal at its longest", lambda row: _mb(row.journal_peak_bytes)),
+    ("at the end", lambda row: _mb(row.journal_bytes)),
+    ("store", lambda row: _mb(row.store_bytes)),
+    ("write", lambda row: f"{row.write_s:.1f} s, {_mb(row.write_peak_bytes)} of memory"),
+    ("show", lambda row: f"{row.show_s:.1f} s, {_mb(row.show_peak_bytes)}"),
+    ("append", lambda row: f"{row.append_s:.1f} s, {_mb(row.append_peak_bytes)}"),
+    ("resume", lambda row: f"{row.resume_s:.1f} s, {_mb(row.resume_peak_bytes)}"),
+)
+
+
+@click.command("records")
+@click.option("--trajectories", default="250,1000", show_default=True, help="Sizes, comma-separated.")
+@click.option("--tokens", type=COUNT, default=20_000, show_default=True, help="Tokens of each trajectory.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    default=None,
+    help="Where the runs are written, and removed again [default: that for temporary files].",
+)
+@shared_options
+def records(trajectories: str, tokens: int, folder: Path | None, as_json: bool, seed: int) -> None:
+    """Bytes of journal and store, and memory and seconds to write and read a run, without engines."""
+    sizes = whole_numbers("--trajectories", trajectories, "250,1000")
+    print_measured_rows(measure_run_files(sizes, tokens, folder), COLUMNS, as_json=as_json)

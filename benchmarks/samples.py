@@ -14,8 +14,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
+import click
+
+from benchmarks.tables import Column, print_measured_rows
+from heddle_dask.cli.shared_options import COUNT, shared_options
 from heddle_dask.core.run_description import StalenessBound
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.engines.collector import collect_seldom
@@ -219,3 +224,38 @@ def _record(number: int, steps: int, step_tokens: int) -> TrajectoryRecord:
         started_s=0.0,
         finished_s=float(steps),
     )
+
+
+def _milliseconds(name: str, row: SamplesRow) -> str:
+    return f"{1e3 * getattr(row, name):.2f}"
+
+
+_PARTS = ("groups", "store", "training", "scheduler", "total")
+COLUMNS: Sequence[Column] = (
+    ("engines", lambda row: str(row.engines)),
+    *((f"{part} ms", partial(_milliseconds, f"{part}_s")) for part in _PARTS),
+    ("of a step", lambda row: f"{row.share_of_step:.2%}"),
+)
+
+
+@click.command("samples")
+@click.option("--engines", type=COUNT, multiple=True, default=(1, 64, 1024), show_default=True)
+@click.option("--batch", type=COUNT, default=512, show_default=True, help="Samples of a training step.")
+@click.option("--steps", type=COUNT, default=5, show_default=True, help="LLM steps of a sample.")
+@click.option("--step-tokens", type=COUNT, default=400, show_default=True, help="Tokens of a step.")
+@click.option("--strategy", default="heddle", show_default=True, help="Preset of the scheduler.")
+@shared_options
+def samples(
+    engines: tuple[int, ...],
+    batch: int,
+    steps: int,
+    step_tokens: int,
+    strategy: str,
+    as_json: bool,
+    seed: int,
+) -> None:
+    """CPU milliseconds of a sample by part, and the share of a training step of 60 s."""
+    rows = measure_samples(
+        engines, batch=batch, steps=steps, step_tokens=step_tokens, preset=strategy, seed=seed
+    )
+    print_measured_rows(rows, COLUMNS, as_json=as_json)

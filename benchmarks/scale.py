@@ -14,6 +14,10 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
+import click
+
+from benchmarks.tables import Column, names, print_measured_rows
+from heddle_dask.cli.shared_options import shared_options, whole_numbers
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.engines.collector import collect_seldom
@@ -130,6 +134,31 @@ def build_world(preset: str, trajectories: int, seed: int) -> SimulatedWorld:
     return SimulatedWorld(strategies, fleet, plans, predictor=predictor, seed=seed)
 
 
-def as_json(rows: Sequence[ScaleRow]) -> dict[str, object]:
-    """The JSON object of ``python -m benchmarks scale``."""
-    return {"rows": [asdict(row) for row in rows]}
+COLUMNS: Sequence[Column] = (
+    ("preset", lambda row: row.preset),
+    ("trajectories", lambda row: f"{row.trajectories:,d}"),
+    ("GPUs", lambda row: str(row.gpus)),
+    ("steps", lambda row: f"{row.steps:,d}"),
+    ("events", lambda row: f"{row.events:,d}"),
+    ("makespan s", lambda row: f"{row.makespan_s:,.1f}"),
+    ("CPU s", lambda row: f"{row.cpu_s:.2f}"),
+    ("peak MiB", lambda row: f"{row.peak_bytes / 2**20:,.0f}"),
+    ("of n log n", lambda row: f"{row.growth:.2f}"),
+)
+
+
+@click.command("scale")
+@click.option(
+    "--trajectories",
+    default="1600,6400,25600,102400",
+    show_default=True,
+    help="Sizes, comma-separated; an engine of one GPU for each hundred.",
+)
+@click.option(
+    "--presets", default="heddle,slime", show_default=True, help="Comma-separated; the oracle predicts."
+)
+@shared_options
+def scale(trajectories: str, presets: str, as_json: bool, seed: int) -> None:
+    """CPU seconds and peak memory of a simulated rollout, each size in a process of its own."""
+    sizes = whole_numbers("--trajectories", trajectories, "1600,6400")
+    print_measured_rows(measure_scale(names(presets), sizes, seed=seed), COLUMNS, as_json=as_json)

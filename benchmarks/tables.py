@@ -5,9 +5,15 @@ from __future__ import annotations
 import statistics
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
+import click
+
+from heddle_dask.cli.shared_options import print_measured
 from heddle_dask.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 Column = tuple[str, Callable[[Any], str]]
 """The head of a column, and the text of a row in it."""
@@ -74,6 +80,27 @@ def experiment_tables(rows: Iterable[ExperimentRow]) -> list[str]:
         heads = [columns[n][0] for n in used]
         lines += titled_table(experiment, heads, [[line[n] for n in used] for line in cells])
     return lines
+
+
+def print_rows(rows: Iterable[DataclassInstance], columns: Sequence[Column], *, err: bool) -> list[Any]:
+    """Print rows as they are made, on stdout or stderr; returns them in JSON-able form."""
+    made = []
+    for row in rows:
+        if not made:
+            for line in markdown([head for head, _ in columns], []):
+                click.echo(line, err=err)
+        made.append(asdict(row))
+        click.echo("| " + " | ".join(text(row) for _, text in columns) + " |", err=err)
+    return made
+
+
+def print_measured_rows(
+    rows: Iterable[DataclassInstance], columns: Sequence[Column], *, as_json: bool, **more: Any
+) -> None:
+    """Print rows as they are made; with `as_json` on stderr, and all of them, with `more`, as the last line."""
+    made = print_rows(rows, columns, err=as_json)
+    if as_json:
+        print_measured({"rows": made, **more})
 
 
 def titled_table(title: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -20,15 +20,21 @@ import sys
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
+import click
 import psutil
+import uvloop
 from distributed import Client
 
 from benchmarks.dashboard_run import simulated_run
 from benchmarks.overhead import EmptyAgent
+from benchmarks.tables import Column, print_measured_rows
+from heddle_dask.cli.engine_option import chosen_model
+from heddle_dask.cli.shared_options import COUNT, POSITIVE, shared_options
+from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.clusters.local import LocalRolloutCluster
@@ -225,6 +231,36 @@ def history_us_per_event(trajectories: int = 1000, seed: int = 0, repeats: int =
     return round(1e6 * best_s / len(pairs), 3)
 
 
-def as_json(rows: Sequence[WatchedRow], history_us: float) -> dict[str, object]:
-    """The JSON object of ``python -m benchmarks watched``."""
-    return {"rows": [asdict(row) for row in rows], "history_us_per_event": history_us}
+COLUMNS: Sequence[Column] = (
+    ("arm", lambda row: row.arm),
+    ("steps/s", lambda row: f"{row.steps_per_s:.0f}"),
+    ("ratio", lambda row: f"{row.ratio:.3f} ({row.ratio_range[0]:.3f}-{row.ratio_range[1]:.3f})"),
+    ("scheduler us/step", lambda row: f"{row.scheduler_us_per_step:.1f} ({row.scheduler_ratio:.3f})"),
+    ("messages/s", lambda row: f"{row.messages_per_s:.1f}"),
+)
+
+
+@click.command("watched")
+@click.option("--trajectories", default=200, show_default=True, type=COUNT, help="At once.")
+@click.option("--rounds", default=5, show_default=True, type=COUNT, help="Of all arms; medians are shown.")
+@click.option("--seconds", default=4.0, show_default=True, type=POSITIVE, help="Of one arm in a round.")
+@click.option("--model", default=None, help="Directory with a tokenizer [default: the shipped tiny-agent].")
+@shared_options
+def watched(
+    trajectories: int, rounds: int, seconds: float, model: str | None, as_json: bool, seed: int
+) -> None:
+    """Steps per second with the dashboard open, closed and not installed, and beside heddle top."""
+    collect_seldom()
+    rows = uvloop.run(
+        measure_watched(
+            chosen_model(model, "emulated"),
+            trajectories=trajectories,
+            rounds=rounds,
+            seconds=seconds,
+            seed=seed,
+            on_progress=lambda message: click.echo(message, err=True),
+        )
+    )
+    history_us = history_us_per_event(seed=seed)
+    click.echo(f"history: {history_us} us per event", err=as_json)
+    print_measured_rows(rows, COLUMNS, as_json=as_json, history_us_per_event=history_us)

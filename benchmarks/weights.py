@@ -7,17 +7,22 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
 
+import click
+
+from benchmarks.tables import Column, print_measured_rows
+from heddle_dask.cli.engine_option import chosen_model, engine_option
+from heddle_dask.cli.shared_options import COUNT, shared_options, whole_numbers
 from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import GenerateRequest, GenerateResult, SamplingParams
 from heddle_dask.engines.node_weights import NodeWeightsDirectory
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.vllm_command import DTYPES
 from heddle_dask.weights.model_directory import model_facts, weight_files
 from heddle_dask.weights.store import WeightStore
 from heddle_dask.weights.tensor_files import read_tensors
@@ -70,11 +75,6 @@ def measure_weights(spec: EngineSpec, steps: Sequence[int], updates: int) -> Ite
                     yield runner.run(bench.row(count, keep_kv, updates))
         finally:
             runner.run(bench.process.stop())
-
-
-def as_json(rows: Sequence[WeightsRow]) -> dict[str, Any]:
-    """The rows for ``--json``."""
-    return {"rows": [asdict(row) for row in rows]}
 
 
 class _Bench:
@@ -139,3 +139,35 @@ class _Bench:
         return await client.generate(
             GenerateRequest(f"step-{self._asked}", prompt, SamplingParams(room, 0.0, ignore_eos=True))
         )
+
+
+COLUMNS: Sequence[Column] = (
+    ("steps", lambda row: str(row.steps)),
+    ("KV", lambda row: "kept" if row.keep_kv else "dropped"),
+    ("MB", lambda row: f"{row.weight_bytes / 1e6:.1f}"),
+    ("publish s", lambda row: f"{row.publish_s:.3f}"),
+    ("fetch s", lambda row: f"{row.fetch_s:.3f}"),
+    ("paused ms (longest)", lambda row: f"{1e3 * row.paused_s:.0f} ({1e3 * row.longest_paused_s:.0f})"),
+    ("of it loading", lambda row: f"{1e3 * row.load_s:.0f}"),
+    ("lost steps", lambda row: str(row.lost_steps)),
+)
+
+
+@click.command("weights")
+@engine_option("vllm")
+@click.option("--model", default=None, help="Model directory [default: the shipped agent].")
+@click.option(
+    "--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Type of the weights."
+)
+@click.option("--steps", default="1,8", show_default=True, help="Steps in flight, comma-separated.")
+@click.option("--updates", type=COUNT, default=5, show_default=True, help="Changes of weights for each row.")
+@shared_options
+def weights(
+    engine: str, model: str | None, dtype: str, steps: str, updates: int, as_json: bool, seed: int
+) -> None:
+    """Seconds to publish, fetch, pause and load weights while steps are in flight, on one engine of this machine."""
+    counts = whole_numbers("--steps", steps, "1,8")
+    spec = EngineSpec(
+        engine, chosen_model(model, engine), slots=max(counts), max_model_len=2048, dtype=dtype, seed=seed
+    )
+    print_measured_rows(measure_weights(spec, counts, updates), COLUMNS, as_json=as_json)

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 
 import click
 
-from heddle_dask.cli.shared_options import COUNT, print_measured, shared_options, whole_numbers
+from benchmarks.tables import print_measured_rows
+from heddle_dask.cli.shared_options import COUNT, shared_options, whole_numbers
 from heddle_dask.core.errors import BadInput
 
 
@@ -27,24 +28,9 @@ def dashboard(trajectories: str, serve: bool, speed: int, as_json: bool, seed: i
     if serve:
         asyncio.run(_serve(sizes[0], speed, seed))
         return
-    from benchmarks.dashboard import as_json as dashboard_json
-    from benchmarks.dashboard import measure_dashboard
+    from benchmarks.dashboard import COLUMNS, measure_dashboard
 
-    click.echo(
-        "trajectories    live   events  picture ms  views ms  tab ms  tab KiB  one tab ms/s  ten tabs ms/s  worst ms",
-        err=as_json,
-    )
-    rows = []
-    for row in measure_dashboard(sizes, seed=seed):
-        rows.append(row)
-        click.echo(
-            f"{row.trajectories:12d}  {row.live:6.0f}  {row.events:7d}  {row.picture_ms:10.2f}  {row.views_ms:8.2f}  "
-            f"{row.tab_ms:6.2f}  {row.tab_kib:7.1f}  {row.one_tab_ms_per_s:12.1f}  {row.ten_tabs_ms_per_s:13.1f}  "
-            f"{row.worst_ms:8.1f}",
-            err=as_json,
-        )
-    if as_json:
-        print_measured(dashboard_json(rows))
+    print_measured_rows(measure_dashboard(sizes, seed=seed), COLUMNS, as_json=as_json)
 
 
 async def _serve(trajectories: int, speed: int, seed: int) -> None:

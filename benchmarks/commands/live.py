@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,6 @@ import uvloop
 
 from heddle_dask.cli.option_groups import measured_live
 from heddle_dask.cli.shared_options import COUNT, WholeNumber, print_measured, shared_options
-from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
 
 if TYPE_CHECKING:
@@ -59,7 +57,7 @@ ROUTER_ARMS = (
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
     default=None,
-    help="JSON lines; a run is added when it ends.",
+    help="JSON lines; a run is added when it ends, and skipped if the file has it.",
 )
 @shared_options
 def live(
@@ -87,6 +85,7 @@ def live(
 ) -> None:
     """Throughput, makespan and share of the lower bound, arm against arm on the same trajectories."""
     from benchmarks.live import measure_live
+    from benchmarks.live_rows import LiveRows, conditions_text
     from benchmarks.live_setup import Workload, fleet_of
     from benchmarks.live_simulated import simulate_live
     from heddle_dask.cli.engine_option import chosen_model
@@ -106,34 +105,21 @@ def live(
         kv_capacity_tokens=kv_capacity,
     )
 
-    def tell(row: LiveRow) -> None:
-        click.echo(
-            f"{row.workload} {row.arm} {row.repeat}: {row.makespan_s:.1f} s, {row.tokens_per_s:.0f} tokens/s",
-            err=True,
-        )
-        if out is not None:
-            _append(out, json.dumps({"seed": seed, "simulated": simulated, **asdict(row)}) + "\n")
-
-    if out is not None:
-        _append(out, "")
+    file = LiveRows(
+        out, seed=seed, simulated=simulated, conditions=conditions_text(fleet, workloads[0], warm=warm)
+    )
     if simulated:
-        rows = simulate_live(workloads, fleet, arms, warm=warm, on_row=tell)
+        rows = simulate_live(workloads, fleet, arms, warm=warm, on_row=file.add, known=file.known)
     else:
         collect_seldom()
-        rows = uvloop.run(measure_live(workloads, fleet, arms, repeats=repeats, warm=warm, on_row=tell))
+        live_rows = measure_live(
+            workloads, fleet, arms, repeats=repeats, warm=warm, on_row=file.add, known=file.known
+        )
+        rows = uvloop.run(live_rows)
     _report(rows, as_json=as_json)
 
 
-def _append(path: Path, text: str) -> None:
-    try:
-        with path.open("a", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        raise BadInput(f"--out {path}: {error.strerror}") from None
-
-
 def _report(rows: Sequence[LiveRow], *, as_json: bool) -> None:
-    from benchmarks.live import as_json as live_json
     from benchmarks.live import cpu_per_step_ms, outlasted_moves, summary
 
     click.echo("workload  arm  tokens/s median (least-most)  share of bound", err=as_json)
@@ -151,7 +137,7 @@ def _report(rows: Sequence[LiveRow], *, as_json: bool) -> None:
             err=as_json,
         )
     if as_json:
-        print_measured(live_json(rows))
+        print_measured({"rows": [asdict(row) for row in rows]})
 
 
 def _arms(texts: Sequence[str]) -> list[Arm]:

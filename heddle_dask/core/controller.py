@@ -25,7 +25,7 @@ from heddle_dask.core.admissions import Admissions, BoundedStaleness
 from heddle_dask.core.commands import Command, DropContext, PredictRemaining
 from heddle_dask.core.engines import Deployments, Drains, EngineMembership
 from heddle_dask.core.entities import Engine, Trajectory
-from heddle_dask.core.ids import ActionId, RunId, StepId
+from heddle_dask.core.ids import RunId, StepId
 from heddle_dask.core.migrations import Migrations
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.core.placements import HeldSteps, Placements
@@ -152,10 +152,6 @@ class Controller:
         back from a dead worker: a step that has ended is never commanded again.
         """
         return self._open(step_id) is not None
-
-    def awaits_action(self, action_id: ActionId) -> bool:
-        """Whether this action has not ended: it waits for CPUs, or a host was commanded to run it."""
-        return action_id in self.state.actions
 
     # -- runs --------------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
 """A cost formula: the terms of an engine iteration from the shapes of a model and a GPU.
 
 The formula was fitted by hand to 16 public points (vLLM on H100, bf16: Qwen3 8B, 14B and 32B at TP 1
-and 2; mean error 3 %, worst 9 %); `heddle_dask.cost.public_points` holds them. Mixtures of experts
+and 2; mean error 3 %, worst 9 %); `scripts.public_points` holds them. Mixtures of experts
 and other GPUs use the same factors; no public point checks those.
 """
 

@@ -321,11 +321,6 @@ class WriterLock:
         self.descriptor = descriptor
         self._lease = lease
 
-    @property
-    def has_lease(self) -> bool:
-        """Whether a lease keeps other machines away."""
-        return self._lease is not None
-
     def check(self) -> None:
         """Before a write.
 

@@ -58,7 +58,14 @@ def test_limits_are_searched_in_simulated_time_and_rows_are_written_as_runs_end(
     told = json.loads(result.stdout)["rows"]
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert all(row["steps"] > 12 and not row["cpu_s"] for row in rows)
-    assert rows == [{"seed": 3, "simulated": True, **row} for row in told]
+    common = {name: rows[0][name] for name in ("kind", "seed", "simulated", "conditions", "code")}
+    assert (
+        common["kind"] == "live" and common["simulated"] and "12 tasks, tokens x 0.2" in common["conditions"]
+    )
+    assert rows == [{**common, **row} for row in told]
+    before = out.read_text()
+    again = invoke(group, [*asked, "--json", "--arm", tight, "--arm", "verl"])
+    assert json.loads(again.stdout)["rows"] == told and out.read_text() == before
     seconds = {row["arm"]: row["makespan_s"] for row in rows}
     assert seconds[tight] > 1.5 * seconds["verl"]  # two of twelve at a time
     for wrong, message in (

@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.action_decisions import PER_PASS, PER_STARTED
-from benchmarks.commands.decisions import decisions
-from benchmarks.decisions import FIRST_PLAN, PER_STEP, SteadyWorld, bench_strategies
+from benchmarks.decisions import FIRST_PLAN, PER_STEP, SteadyWorld, bench_strategies, decisions
 from benchmarks.opponents import FIXED
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.integrity import check_integrity

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from benchmarks.scale import _with_growth, as_json, build_world, measure_scale
+from benchmarks.scale import _with_growth, build_world, measure_scale
 from heddle_dask.core.errors import BadInput
 
 
@@ -19,7 +19,7 @@ def test_rows_come_from_processes_of_their_own_and_say_how_much_was_done() -> No
     assert row.events == world.events > 3 * row.steps
     assert row.makespan_s == round(max(program.finished_s for program in world.programs.values()), 3)
     assert row.peak_bytes > 2**20
-    assert as_json([row])["rows"][0]["preset"] == "heddle"
+    assert row.preset == "heddle"
 
 
 def test_growth_is_one_for_n_log_n_and_more_for_its_square() -> None:

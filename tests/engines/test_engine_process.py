@@ -22,7 +22,8 @@ import pytest
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.address import EngineAddress, engines_directory, private_directory
-from heddle_dask.engines.client import EngineClient, connector_to
+from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.connection import connector_to
 from heddle_dask.engines.contract import (
     EngineRefused,
     EngineUnreachable,
@@ -395,6 +396,7 @@ def test_the_cause_is_found_among_a_real_engines_last_words():
 
 @pytest.mark.vllm
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_vllm_says_why_it_does_not_start(tmp_path):
     model = tmp_path / "model"

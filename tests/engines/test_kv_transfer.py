@@ -23,7 +23,8 @@ import psutil
 import pytest
 
 from heddle_dask.core.ids import PolicyVersion
-from heddle_dask.engines.client import EngineClient, connector_to
+from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.connection import connector_to
 from heddle_dask.engines.contract import (
     EngineRefused,
     GenerateRequest,

@@ -107,6 +107,10 @@ def test_the_architecture_page_has_at_most_three_thousand_words() -> None:
     assert len((DOCS / "architecture.md").read_text(encoding="utf-8").split()) <= 3000
 
 
+def test_the_documentation_has_at_most_seventy_five_thousand_words() -> None:
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in DOCS.rglob("*.md")) <= 75_000
+
+
 @cache
 def members_of_classes() -> dict[str, set[str]]:
     """Methods and attributes of each class of the package, with those of its base classes in the package."""

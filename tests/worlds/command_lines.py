@@ -284,7 +284,10 @@ def commands_of(
     group: click.Group, above: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """All commands that are no groups, with their names."""
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
         if isinstance(command, OneLineGroup | click.Group):
             yield from commands_of(command, (*above, name))
         else:

@@ -14,7 +14,7 @@ import aiohttp
 
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.address import EngineAddress, engines_directory, private_directory, socket_address
-from heddle_dask.engines.client import connector_to
+from heddle_dask.engines.connection import connector_to
 from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceRefused
 from heddle_dask.engines.process import likely_cause
 from heddle_dask.engines.supervised_process import SupervisedProcess

@@ -1,4 +1,4 @@
-"""The page `docs/states.md`, written from the transition tables: ``python -m heddle_dask.core.states_page``.
+"""The page `docs/states.md`, written from the transition tables: ``python -m scripts.states_page``.
 
 A test compares the committed page with this one; the tables are the only place where states are changed.
 """
@@ -16,7 +16,7 @@ from heddle_dask.core.transitions import LATE, MACHINES, NEVER, Machine, Mark
 _HEAD = """\
 # States
 
-Generated from `heddle_dask/core/transitions.py` by `python -m heddle_dask.core.states_page`: do not edit.
+Generated from `heddle_dask/core/transitions.py` by `python -m scripts.states_page`: do not edit.
 
 A cell is the state after the event. **late**: the event is stale, ignored and counted. A dot: the event is impossible
 in that state and raises `InvalidTransition` with the history. The first row is the initial state.

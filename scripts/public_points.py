@@ -1,13 +1,13 @@
 """Compares the cost formula with the 16 public measurements to which its factors were fitted.
 
-``python -m heddle_dask.cost.public_points`` prints the table of `docs/cost.md`.
+``python -m scripts.public_points`` prints the table of `docs/cost.md`.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from importlib import resources
+from pathlib import Path
 
 from heddle_dask.cost.engine_cost import engine_cost_for
 
@@ -36,8 +36,7 @@ class PublicPoint:
 
 
 def public_points() -> list[PublicPoint]:
-    path = resources.files("heddle_dask.cost") / "constants" / "public_points.json"
-    content = json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
     points = []
     for point in content["points"]:
         cost = engine_cost_for(point["model"], content["gpu"], point["degree"])
