@@ -20,8 +20,7 @@ import click
 
 from benchmarks.action_decisions import measure_action_decisions
 from benchmarks.tables import Column, names, print_measured, print_rows
-from heddle_dask.cli.number_types import COUNT, WholeNumber
-from heddle_dask.cli.shared_options import shared_options, whole_numbers
+from heddle_dask.cli.shared_options import COUNT, WholeNumber, shared_options, whole_numbers
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller

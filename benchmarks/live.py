@@ -23,8 +23,7 @@ from benchmarks.live_setup import ARM_PREFIX, Fleet, LiveRow, Workload, lower_bo
 from benchmarks.process_usage import cpu_by_kind, cpu_since
 from benchmarks.router import route
 from heddle_dask.live.driver.batch import Batch
-from heddle_dask.live.driver.inputs.rollout_inputs import Engines
-from heddle_dask.live.driver.programs.services import Budget, Sampling
+from heddle_dask.live.driver.options import Budget, Engines, Sampling
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
 from heddle_dask.sim.rollout import Arm

@@ -26,9 +26,8 @@ from distributed import Client
 
 from benchmarks.emulated_rollouts import emulated, rolled_out
 from benchmarks.tables import Column, print_measured_rows
-from heddle_dask.cli.model_choice import chosen_model
-from heddle_dask.cli.number_types import COUNT
-from heddle_dask.cli.shared_options import shared_options, whole_numbers
+from heddle_dask.cli.engine_option import chosen_model
+from heddle_dask.cli.shared_options import COUNT, shared_options, whole_numbers
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.local import LocalRolloutCluster

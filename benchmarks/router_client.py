@@ -26,8 +26,8 @@ from heddle_dask.engines import wire
 from heddle_dask.engines.contract import EngineUnreachable, GenerateRequest, GenerateResult, SamplingParams
 from heddle_dask.environments.actions import ActionKind
 from heddle_dask.environments.base import Context, Environment, Reply, Role, Task
+from heddle_dask.live.driver.options import Sampling
 from heddle_dask.live.driver.programs.attempts import trajectory_seed
-from heddle_dask.live.driver.programs.services import Sampling
 
 _CONNECT_TIMEOUT_S = 10.0
 

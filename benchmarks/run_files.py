@@ -21,8 +21,7 @@ import click
 import numpy as np
 
 from benchmarks.tables import Column, print_measured_rows
-from heddle_dask.cli.number_types import COUNT
-from heddle_dask.cli.shared_options import shared_options, whole_numbers
+from heddle_dask.cli.shared_options import COUNT, shared_options, whole_numbers
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.contract import GenerateResult
 from heddle_dask.live.driver.files.run_writer import RESULTS, RunWriter, journal_path

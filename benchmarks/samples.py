@@ -21,8 +21,7 @@ import click
 
 from benchmarks.scale import world_of
 from benchmarks.tables import Column, print_measured_rows
-from heddle_dask.cli.number_types import COUNT
-from heddle_dask.cli.shared_options import shared_options
+from heddle_dask.cli.shared_options import COUNT, shared_options
 from heddle_dask.core.run_description import StalenessBound
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.environments.base import Context, Task

@@ -27,8 +27,8 @@ from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.inputs.rollout_inputs import Engines, Output
-from heddle_dask.live.driver.programs.services import Budget
+from heddle_dask.live.driver.inputs.rollout_inputs import Output
+from heddle_dask.live.driver.options import Budget, Engines
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.records.causes import CauseCounts, Ended
 

@@ -33,12 +33,11 @@ from benchmarks.dashboard_run import simulated_run
 from benchmarks.emulated_rollouts import completed, emulated
 from benchmarks.overhead import EmptyAgent
 from benchmarks.tables import Column, print_measured_rows
-from heddle_dask.cli.model_choice import chosen_model
-from heddle_dask.cli.number_types import COUNT, POSITIVE
-from heddle_dask.cli.shared_options import shared_options
+from heddle_dask.cli.engine_option import chosen_model
+from heddle_dask.cli.shared_options import COUNT, POSITIVE, shared_options
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.programs.services import Budget
+from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.wire.cluster_messages import GetSnapshot
 from heddle_dask.live.wire.transport import ask_scheduler

@@ -14,10 +14,8 @@ from statistics import median
 import click
 
 from benchmarks.tables import Column, print_measured_rows
-from heddle_dask.cli.engine_option import engine_option
-from heddle_dask.cli.model_choice import chosen_model
-from heddle_dask.cli.number_types import COUNT
-from heddle_dask.cli.shared_options import shared_options, whole_numbers
+from heddle_dask.cli.engine_option import chosen_model, engine_option
+from heddle_dask.cli.shared_options import COUNT, shared_options, whole_numbers
 from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import GenerateRequest, GenerateResult, SamplingParams

@@ -27,12 +27,11 @@ if TYPE_CHECKING:
     from heddle_dask.live.clusters.local import LocalRolloutCluster
     from heddle_dask.live.clusters.slurm.cluster import SlurmCluster
     from heddle_dask.live.driver.batch import Batch
-    from heddle_dask.live.driver.connection.capacity import Patience
     from heddle_dask.live.driver.connection.control_channel import ClusterLost
     from heddle_dask.live.driver.inputs.pools import Pools
-    from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel, Engines, Output
+    from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel, Output
     from heddle_dask.live.driver.inputs.telemetry import Telemetry
-    from heddle_dask.live.driver.programs.services import Budget, Sampling
+    from heddle_dask.live.driver.options import Budget, Engines, Patience, Sampling
     from heddle_dask.live.driver.rollout import Rollout
     from heddle_dask.records.store import RunReader
     from heddle_dask.strategies.presets import Strategy
@@ -42,13 +41,13 @@ _PLACES = {
     "ApiQuota": "heddle_dask.core.resources",
     "BadInput": "heddle_dask.core.errors",
     "Batch": "heddle_dask.live.driver.batch",
-    "Budget": "heddle_dask.live.driver.programs.services",
+    "Budget": "heddle_dask.live.driver.options",
     "ChatModel": "heddle_dask.live.driver.inputs.rollout_inputs",
     "ClusterLost": "heddle_dask.live.driver.connection.control_channel",
     "Context": "heddle_dask.environments.base",
     "DurationProfile": "heddle_dask.core.nouns",
     "EngineSpec": "heddle_dask.engines.spec",
-    "Engines": "heddle_dask.live.driver.inputs.rollout_inputs",
+    "Engines": "heddle_dask.live.driver.options",
     "Environment": "heddle_dask.environments.base",
     "FunctionReward": "heddle_dask.apis.rewarded",
     "HttpAnswer": "heddle_dask.apis.http_calls",
@@ -56,7 +55,7 @@ _PLACES = {
     "LocalRolloutCluster": "heddle_dask.live.clusters.local",
     "Needs": "heddle_dask.core.needs",
     "Output": "heddle_dask.live.driver.inputs.rollout_inputs",
-    "Patience": "heddle_dask.live.driver.connection.capacity",
+    "Patience": "heddle_dask.live.driver.options",
     "Pools": "heddle_dask.live.driver.inputs.pools",
     "QuotaWindow": "heddle_dask.core.resources",
     "RateLimited": "heddle_dask.environments.api_errors",
@@ -67,7 +66,7 @@ _PLACES = {
     "RewardContext": "heddle_dask.environments.rewards",
     "Rollout": "heddle_dask.live.driver.rollout",
     "RunReader": "heddle_dask.records.store",
-    "Sampling": "heddle_dask.live.driver.programs.services",
+    "Sampling": "heddle_dask.live.driver.options",
     "ServiceSpec": "heddle_dask.engines.model_services.spec",
     "ServiceReward": "heddle_dask.apis.rewarded",
     "SlurmCluster": "heddle_dask.live.clusters.slurm.cluster",

@@ -30,7 +30,7 @@ from benchmarks.opponents import PER_TRAJECTORY
 from benchmarks.tables import ratio_fields
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.programs.services import Budget
+from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.strategies.presets import Strategy
 

@@ -46,7 +46,7 @@ def actions(
 ) -> None:
     """ARL-Tangram's experiments with CPUs, GPUs and APIs, and what an action costs on a real cluster."""
     from benchmarks.actions.experiments import EXPERIMENTS
-    from heddle_dask.cli.model_choice import chosen_model
+    from heddle_dask.cli.engine_option import chosen_model
 
     EXPERIMENTS.run(
         experiment,

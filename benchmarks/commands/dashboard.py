@@ -9,8 +9,7 @@ from importlib.util import find_spec
 import click
 
 from benchmarks.tables import print_measured_rows
-from heddle_dask.cli.number_types import COUNT
-from heddle_dask.cli.shared_options import shared_options, whole_numbers
+from heddle_dask.cli.shared_options import COUNT, shared_options, whole_numbers
 from heddle_dask.core.errors import BadInput
 
 

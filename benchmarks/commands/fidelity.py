@@ -10,8 +10,7 @@ import uvloop
 
 from benchmarks.commands.measured_live import measured_live
 from benchmarks.tables import print_measured
-from heddle_dask.cli.number_types import COUNT
-from heddle_dask.cli.shared_options import shared_options
+from heddle_dask.cli.shared_options import COUNT, shared_options
 from heddle_dask.engines.collector import collect_seldom
 
 if TYPE_CHECKING:
@@ -78,7 +77,7 @@ def fidelity(
     )
     from benchmarks.fidelity_spent import WatchedWorkload
     from benchmarks.fidelity_twins import delays_of, twins_of
-    from heddle_dask.cli.model_choice import chosen_model
+    from heddle_dask.cli.engine_option import chosen_model
     from heddle_dask.sim.rollout import Arm
 
     arms = [Arm.parse(text) for text in arm or DEFAULT_ARMS]

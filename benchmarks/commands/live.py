@@ -12,8 +12,7 @@ import uvloop
 
 from benchmarks.commands.measured_live import measured_live
 from benchmarks.tables import print_measured
-from heddle_dask.cli.number_types import COUNT, WholeNumber
-from heddle_dask.cli.shared_options import shared_options
+from heddle_dask.cli.shared_options import COUNT, WholeNumber, shared_options
 from heddle_dask.engines.collector import collect_seldom
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ def live(
     from benchmarks.live_rows import LiveRows, conditions_text
     from benchmarks.live_setup import Workload, fleet_of
     from benchmarks.live_simulated import simulate_live
-    from heddle_dask.cli.model_choice import chosen_model
+    from heddle_dask.cli.engine_option import chosen_model
 
     arms = _arms(arm or (*DEFAULT_ARMS.split(), *(() if simulated else ROUTER_ARMS.split())))
     workloads = [Workload(path, tasks, token_scale, tool_scale, seed) for path in trace]

@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from heddle_dask.cli.engine_option import engine_option
-from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE, TOKENS
-from heddle_dask.cli.shared_options import F, in_order
+from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, TOKENS, F, in_order
 
 
 def measured_live(*, token_scale: float, engine: str) -> Callable[[F], F]:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from benchmarks.deadline import EXACT
-from heddle_dask.cli.number_types import COUNT, SEED
 from heddle_dask.cli.option_groups import MAX_CONTEXT_TOKENS, SAMPLES, SEEDS
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import COUNT, SEED, print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:

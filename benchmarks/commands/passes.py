@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from benchmarks.tables import print_measured
-from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE
-from heddle_dask.cli.shared_options import shared_options
+from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:

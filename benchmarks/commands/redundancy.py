@@ -13,8 +13,7 @@ import click
 
 from benchmarks.tables import print_measured
 from heddle_dask.cli.engine_option import engine_option
-from heddle_dask.cli.number_types import COUNT, POSITIVE, WholeNumber
-from heddle_dask.cli.shared_options import shared_options
+from heddle_dask.cli.shared_options import COUNT, POSITIVE, WholeNumber, shared_options
 
 if TYPE_CHECKING:
     from benchmarks.redundancy.live import LiveGroups
@@ -97,7 +96,7 @@ def redundancy(
         rows += measure_redundancy(workload, sweep, token_s=token_s, seed=seed)
     if envs:
         from benchmarks.redundancy.live import LiveGroups
-        from heddle_dask.cli.model_choice import chosen_model
+        from heddle_dask.cli.engine_option import chosen_model
         from heddle_dask.engines.defaults import with_small_defaults
         from heddle_dask.engines.spec import EngineSpec
 

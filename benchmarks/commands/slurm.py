@@ -10,8 +10,7 @@ from pathlib import Path
 import click
 
 from benchmarks.tables import print_measured
-from heddle_dask.cli.number_types import COUNT
-from heddle_dask.cli.shared_options import shared_options
+from heddle_dask.cli.shared_options import COUNT, shared_options
 
 
 @click.command("slurm")
@@ -24,7 +23,7 @@ from heddle_dask.cli.shared_options import shared_options
 def slurm(cluster: Path, model: str | None, repeats: int, as_json: bool, seed: int) -> None:
     """Seconds from an accepted job to its first LLM step, by phase; and what the loss of a job costs."""
     from benchmarks.slurm import measure_loss, measure_start, summary
-    from heddle_dask.cli.model_choice import chosen_model
+    from heddle_dask.cli.engine_option import chosen_model
     from heddle_dask.live.clusters.slurm.cluster_file import read_cluster_file
 
     plan = read_cluster_file(cluster)

@@ -8,9 +8,8 @@ import click
 import uvloop
 
 from benchmarks.tables import print_measured
-from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE
 from heddle_dask.cli.one_line import EXIT_FAILED
-from heddle_dask.cli.shared_options import shared_options
+from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, shared_options
 
 
 @click.command("soak")
@@ -52,8 +51,8 @@ def soak(
     """
     from benchmarks.soak import HEADER, SoakPlan, table_line
     from benchmarks.soak import soak as run_soak
-    from heddle_dask.cli.model_choice import chosen_model
-    from heddle_dask.cli.rollout.out_path import check_out
+    from heddle_dask.cli.engine_option import chosen_model
+    from heddle_dask.cli.stored_run import check_out
     from heddle_dask.engines.collector import collect_seldom
 
     if out is not None:

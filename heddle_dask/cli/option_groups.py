@@ -6,8 +6,7 @@ from collections.abc import Callable
 
 import click
 
-from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE, TOKENS
-from heddle_dask.cli.shared_options import F, in_order
+from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, TOKENS, F, in_order
 
 DEFAULT_CONTEXT_TOKENS = 40_960
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from heddle_dask.cli.engine_option import engine_option
-from heddle_dask.cli.number_types import COUNT, TOKENS
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import COUNT, TOKENS, print_json, shared_options
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.spec import DEFAULT_KIND
 
@@ -109,7 +108,7 @@ def _engine_model(
     model: str | None, engine: str, max_context_tokens: int | None, tp_degree: int, profile: str
 ) -> tuple[str, int]:
     """The model's directory, and the longest context; refuses a model or degree that cannot run."""
-    from heddle_dask.cli.model_choice import chosen_model, context_limit
+    from heddle_dask.cli.engine_option import chosen_model, context_limit
     from heddle_dask.cost.engine_cost import load_profile
     from heddle_dask.cost.hardware import check_degree
     from heddle_dask.cost.model_config import read_shape
@@ -153,7 +152,7 @@ def _operators(
     seed: int,
 ) -> tuple[str, Callable[[], MeasuredTable]]:
     """The model's name or directory, and a function that measures its kernels."""
-    from heddle_dask.cli.model_choice import shipped_model
+    from heddle_dask.cli.engine_option import shipped_model
     from heddle_dask.cost.hardware import check_degree
     from heddle_dask.cost.model_config import shape_of_config
     from heddle_dask.cost.published import config_of

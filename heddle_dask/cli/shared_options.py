@@ -1,17 +1,54 @@
-"""The options that every command takes, the TOML file that can give them, and parsers of option values."""
+"""What all commands share: types of numbers, ``--json``, ``--seed``, ``--config``, and files that options name."""
 
 from __future__ import annotations
 
 import json
+import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from heddle_dask.cli.number_types import MOST, SEED
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.toml_table import read_toml, unknown_key
+
+MOST = 10_000_000
+"""The largest count: more trajectories, engines or repeats than one machine could hold."""
+_MOST_TOKENS = 2**31 - 1
+_MOST_SEED = 2**63 - 1
+
+
+class WholeNumber(click.IntRange):
+    """A whole number in a closed range."""
+
+    name = "whole number"
+
+    def __init__(self, least: int, most: int = MOST) -> None:
+        super().__init__(min=least, max=most)
+
+
+class FiniteNumber(click.FloatRange):
+    """A number in a range; neither nan nor infinite."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number; fails in one line."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+COUNT = WholeNumber(1)
+TOKENS = WholeNumber(2, _MOST_TOKENS)
+SEED = WholeNumber(0, _MOST_SEED)
+# Seconds and factors: 1e9 seconds are 31 years.
+POSITIVE = FiniteNumber(min=0, max=1e9, min_open=True)
+NOT_NEGATIVE = FiniteNumber(min=0, max=1e9)
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -117,3 +154,39 @@ def _text(value: Any, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise BadInput(f"{where} is {value!r}: use a number or a text")
     return str(value)
+
+
+def check_writable(option: str, path: Path) -> None:
+    """Refuse a path that cannot be written before minutes of work, not after.
+
+    Raises
+    ------
+    BadInput
+    """
+    try:
+        # The target of a link: a link to nowhere would otherwise leave an empty file there.
+        target = Path(os.path.realpath(path))
+        is_new = not target.exists()
+        with target.open("a", encoding="utf-8"):
+            pass
+        if is_new:
+            target.unlink()
+    except OSError as error:
+        raise BadInput(f"{option} {path}: {error.strerror}; give a file that can be written") from None
+
+
+def write_file(option: str, path: Path, content: str | bytes) -> None:
+    """Write the file beside its place and rename it: a reader never sees half of it.
+
+    Raises
+    ------
+    BadInput
+    """
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        aside.write_bytes(data)
+        os.replace(aside, path)
+    except OSError as error:
+        aside.unlink(missing_ok=True)
+        raise BadInput(f"{option} {path}: {error.strerror}; give a file that can be written") from None

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from heddle_dask.cli.engine_option import strategies_from_here
-from heddle_dask.cli.number_types import COUNT
 from heddle_dask.cli.option_groups import simulated
-from heddle_dask.cli.output_file import check_writable, write_file
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import COUNT, check_writable, print_json, shared_options, write_file
 
 if TYPE_CHECKING:
     from heddle_dask.sim.rollout import SimulatedRollout

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.report import measure_reports, write_run
-from heddle_dask.cli.show.figures import empty_figures
+from heddle_dask.cli.show.report import empty_figures
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.views.accounts import Phase
 from heddle_dask.views.report.run_report import unknown_notes

@@ -19,11 +19,10 @@ from worlds.record_builders import plain_trajectory
 from heddle_dask.cli.cluster_choice import LocalShape
 from heddle_dask.cli.doctor import checks
 from heddle_dask.cli.main import heddle
-from heddle_dask.cli.rollout.out_path import remove_if_empty
 from heddle_dask.cli.rollout.progress import Meter, duration
 from heddle_dask.cli.rollout.summary import Tally
 from heddle_dask.cli.shared_options import whole_numbers
-from heddle_dask.cli.stored_run import StoredRun
+from heddle_dask.cli.stored_run import StoredRun, remove_if_empty
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import gap
 from heddle_dask.cost.measured import MeasuredTable
@@ -33,7 +32,7 @@ from heddle_dask.live.driver.files.continuation import task_list
 from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.live.driver.inputs.loaded_model import tokenizer_digest
 from heddle_dask.live.driver.inputs.rollout_inputs import tasks_of
-from heddle_dask.live.driver.programs.services import Budget, Sampling
+from heddle_dask.live.driver.options import Budget, Sampling
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.store import RunStore
 from heddle_dask.records.trajectory import (
@@ -709,7 +708,7 @@ def test_the_shipped_model_is_found_beside_this_package_whatever_a_project_calls
         Path(name).mkdir()
         (Path(name) / "__init__.py").write_text("")
     program = (
-        "from heddle_dask.cli.model_choice import shipped_model\n"
+        "from heddle_dask.cli.engine_option import shipped_model\n"
         "from heddle_dask.live.clusters.local import preload_file\n"
         "print(shipped_model(), *(preload_file(name) for name in ('scheduler', 'rollout_worker', 'tool_worker')))"
     )

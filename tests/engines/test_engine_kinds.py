@@ -17,7 +17,7 @@ from heddle_dask.engines.contract import GenerateRequest, KvTransferFailed, Samp
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import ENGINE_KINDS, EngineSpec, engine_kind
 from heddle_dask.environments.base import Task
-from heddle_dask.live.driver.inputs.rollout_inputs import Engines
+from heddle_dask.live.driver.options import Engines
 from heddle_dask.live.driver.rollout import Rollout
 
 ECHO = "worlds.echo_engine:ECHO"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from heddle_dask import BadInput, Budget, ChatModel, Engines, Patience, Sampling
-from heddle_dask.cli.rollout.engine_options import parsed_template_kwargs
-from heddle_dask.cli.rollout.out_path import check_out
+from heddle_dask.cli.rollout.parsed_options import parsed_template_kwargs
+from heddle_dask.cli.stored_run import check_out
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.store import RunStore
 

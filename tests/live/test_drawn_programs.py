@@ -22,8 +22,8 @@ from heddle_dask.core.nouns import StepRequest
 from heddle_dask.live.driver.files.resume import recorded_results
 from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.live.driver.inputs.rollout_inputs import Output
+from heddle_dask.live.driver.options import Budget, Sampling
 from heddle_dask.live.driver.programs.context import LiveContext
-from heddle_dask.live.driver.programs.services import Budget, Sampling
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.session import open_session
 from heddle_dask.live.wire.messages import StepCall, StepResult

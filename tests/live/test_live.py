@@ -16,10 +16,9 @@ from worlds.shared_cluster import shared_cluster, shared_cluster_sync
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import replay
-from heddle_dask.live.driver.connection.capacity import Patience
 from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
-from heddle_dask.live.driver.inputs.rollout_inputs import Engines, Output
-from heddle_dask.live.driver.programs.services import Budget
+from heddle_dask.live.driver.inputs.rollout_inputs import Output
+from heddle_dask.live.driver.options import Budget, Engines, Patience
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.session import open_session
 from heddle_dask.records.store import RunReader

@@ -19,7 +19,7 @@ from heddle_dask.core.journal_codec import decode, replay
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver.batch import Batch
-from heddle_dask.live.driver.inputs.rollout_inputs import Engines
+from heddle_dask.live.driver.options import Engines
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import Strategy, strategies_of_run

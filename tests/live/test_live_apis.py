@@ -21,7 +21,7 @@ from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.environments.api_errors import RateLimited, Retry
 from heddle_dask.environments.base import ActionFailed, Context, Task
 from heddle_dask.live.driver.inputs.pools import Pools
-from heddle_dask.live.driver.programs.services import Budget
+from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.rollout import Rollout
 
 pytestmark = pytest.mark.cluster

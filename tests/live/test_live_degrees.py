@@ -18,7 +18,7 @@ from worlds.live_world import cluster, control_lines, descendants, kill, run, un
 from worlds.record_builders import plain_trajectory
 from worlds.shared_cluster import shared_cluster
 
-from heddle_dask.cli.rollout.engine_options import parsed_cost, parsed_degrees
+from heddle_dask.cli.rollout.parsed_options import parsed_cost, parsed_degrees
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId, TrajectoryId

@@ -16,7 +16,7 @@ from heddle_dask.environments.base import Context, EnvironmentFailed, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.mix import MixedSource
 from heddle_dask.environments.task_sources import EnvironmentSource
-from heddle_dask.live.driver.programs.services import Budget
+from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.records.reader import RunReader
 from heddle_dask.training.groups import FinishedGroup, GroupPlan

@@ -31,7 +31,7 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver.batch import Batch
 from heddle_dask.live.driver.files.run_writer import journal_path
-from heddle_dask.live.driver.inputs.rollout_inputs import Engines
+from heddle_dask.live.driver.options import Engines
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.session import open_session
 from heddle_dask.records.store import RunReader

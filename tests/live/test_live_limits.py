@@ -13,7 +13,7 @@ from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver.inputs.rollout_inputs import Output
-from heddle_dask.live.driver.programs.services import Budget
+from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.rollout import Rollout
 
 pytestmark = pytest.mark.cluster

@@ -19,9 +19,9 @@ from worlds.live_world import cluster, emulated, run, until
 from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.connection.capacity import Patience
 from heddle_dask.live.driver.connection.control_channel import ClusterLost
-from heddle_dask.live.driver.inputs.rollout_inputs import Engines, Output
+from heddle_dask.live.driver.inputs.rollout_inputs import Output
+from heddle_dask.live.driver.options import Engines, Patience
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.wire.messages import ACTION_PREFIX, STEP_PREFIX
 from heddle_dask.records.store import RunReader

@@ -21,7 +21,7 @@ from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.files.recorded_sessions import RecordedSession, own_lines, recorded_sessions
 from heddle_dask.live.driver.files.recorded_sessions import control_lines as facts_and_lines
-from heddle_dask.live.driver.inputs.rollout_inputs import Engines
+from heddle_dask.live.driver.options import Engines
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import Strategy

@@ -20,7 +20,7 @@ from worlds.live_world import cluster, emulated, run
 
 from heddle_dask.environments.base import ActionFailed, Context, Task
 from heddle_dask.live.driver.connection.long_payloads import LONG_PAYLOAD_BYTES
-from heddle_dask.live.driver.programs.services import Budget
+from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.rollout import Rollout
 
 pytestmark = [pytest.mark.cluster]

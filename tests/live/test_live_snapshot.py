@@ -16,7 +16,7 @@ from worlds.live_world import cluster, control_lines, emulated, run
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import decode
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.live.driver.inputs.rollout_inputs import Engines
+from heddle_dask.live.driver.options import Engines
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.wire.cluster_messages import GetSnapshot
 from heddle_dask.live.wire.transport import ask_scheduler

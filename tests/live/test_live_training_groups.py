@@ -30,7 +30,7 @@ from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.task_sources import EnvironmentSource
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.inputs.rollout_inputs import Output
-from heddle_dask.live.driver.programs.services import Budget
+from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.training.rollout_feed import StreamFeed
 from heddle_dask.live.training.sample_intake import SampleIntake

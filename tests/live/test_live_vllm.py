@@ -19,7 +19,7 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.batch import Batch
-from heddle_dask.live.driver.programs.services import Budget
+from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.session import open_session
 from heddle_dask.records.store import RunReader

@@ -15,7 +15,7 @@ from heddle_dask.live.driver.files.run_files import RunFiles
 from heddle_dask.live.driver.files.run_writer import RunWriter, journal_path
 from heddle_dask.live.driver.inputs.loaded_model import tokenizer_digest
 from heddle_dask.live.driver.inputs.rollout_inputs import Output
-from heddle_dask.live.driver.programs.services import Sampling
+from heddle_dask.live.driver.options import Sampling
 from heddle_dask.records.journal import Journal, read_journal
 from heddle_dask.records.store import RunReader, RunStore
 

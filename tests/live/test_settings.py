@@ -15,7 +15,7 @@ import dask.config
 import pytest
 
 from heddle_dask import BadInput, Budget, Engines, EngineSpec, Patience, Sampling, Strategy, Telemetry
-from heddle_dask.cli.rollout.settings import SETTINGS
+from heddle_dask.cli.field_options import Asked, settings_by_option
 from heddle_dask.live.driver.inputs.rollout_inputs import strategy_of
 
 ROOT = Path(__file__).parents[2]
@@ -113,19 +113,27 @@ def test_every_option_with_a_setting_is_an_option_and_a_field() -> None:
     sections = {"budget": Budget, "engines": Engines, "patience": Patience, "sampling": Sampling}
     kinds = {**sections, "otel": Telemetry}
     options = {option.name for option in rollout.params}
-    for option, (section, name) in SETTINGS.items():
+    for option, (section, name) in settings_by_option().items():
         assert option in options
         assert name in {each.name for each in fields(kinds[section])}
 
 
 def test_every_field_that_the_command_line_fills_has_its_setting_there() -> None:
     """`heddle rollout` gives these fields itself: without an entry it would hide what the user has set."""
-    there = set(SETTINGS.values())
+    there = set(settings_by_option().values())
     assert {("patience", each.name) for each in fields(Patience)} <= there
     assert {("sampling", each.name) for each in fields(Sampling)} <= there
     # No option fills the limits of one action, so `Budget` takes them from the settings; retries have none.
     without = {"max_action_bytes", "max_action_disk_bytes", "max_action_processes", "retries"}
     assert {("budget", each.name) for each in fields(Budget) if each.name not in without} <= there
+
+
+def test_the_page_of_settings_names_the_keys_of_the_engines() -> None:
+    """Of the other sections it says: every field."""
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    (row,) = [line for line in page.splitlines() if line.startswith("| `heddle.engines` |")]
+    keys = [name for section, name in settings_by_option().values() if section == "engines"]
+    assert row.split("|")[2].strip() == ", ".join(f"`{key}`" for key in keys)
 
 
 def test_the_command_line_takes_settings_from_files_and_variables(tmp_path: Path) -> None:
@@ -170,8 +178,8 @@ def test_engines_of_an_existing_cluster_are_waited_for_wherever_their_number_is_
 
     made: list[run.RolloutRun] = []
 
-    def keep(order: Any, *, to_stderr: bool) -> run.Outcome:
-        made.append(run.RolloutRun(order, run.ProgressDisplay(run.Console(stderr=True))))
+    def keep(asked: Asked, *, to_stderr: bool) -> run.Outcome:
+        made.append(run.RolloutRun(asked, run.ProgressDisplay(run.Console(stderr=True))))
         return run.Outcome({}, 0)
 
     monkeypatch.setattr(run, "run_rollout", keep)

@@ -14,7 +14,7 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import VllmOptions
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.programs.services import Budget
+from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.records.store import RunReader
 from heddle_dask.training.trl_rollouts import environment_reward, trl_prompts

@@ -18,8 +18,7 @@ from worlds.live_world import emulated, run, until
 from heddle_dask import Rollout, SlurmCluster
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.slurm.scaling import ScalingRule
-from heddle_dask.live.driver.connection.capacity import Patience
-from heddle_dask.live.driver.inputs.rollout_inputs import Engines
+from heddle_dask.live.driver.options import Engines, Patience
 
 pytestmark = pytest.mark.slurm
 

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import psutil
 
-from heddle_dask.cli.model_choice import shipped_model
+from heddle_dask.cli.engine_option import shipped_model
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.engines.gpus import InstalledGpu, installed_gpus, named_gpus
 from heddle_dask.engines.vllm_command import INSTALL_GPU_BUILD, check_model, installed_vllm_build

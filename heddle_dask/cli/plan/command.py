@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 import click
 
 from heddle_dask.cli.engine_option import strategies_from_here
-from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE
 from heddle_dask.cli.option_groups import simulated
 from heddle_dask.cli.plan.split import SplitAnswer, SplitRequest, split_answer, split_json, split_lines
-from heddle_dask.cli.shared_options import print_json, shared_options, whole_numbers
+from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, print_json, shared_options, whole_numbers
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.gpu_split import Overlap
 

@@ -1,27 +1,22 @@
-"""``heddle rollout``: its options."""
+"""``heddle rollout``: its options. Those of limits, sampling, engines and waiting stand in `live.driver.options`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
 
-from heddle_dask.cli.engine_option import engine_option, strategies_from_here, vllm_engine_options
-from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE, TOKENS, FiniteNumber, WholeNumber
-from heddle_dask.cli.rollout.settings import ConfiguredCommand
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.engine_option import strategies_from_here, vllm_engine_options
+from heddle_dask.cli.field_options import Asked, ConfiguredCommand, field_options
+from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, print_json, shared_options
 from heddle_dask.core.errors import BadInput
-
-if TYPE_CHECKING:
-    from heddle_dask.live.driver.inputs.rollout_inputs import WriteMode
-
+from heddle_dask.live.driver.options import Budget, Engines, Patience, Sampling
 
 _FILE = click.Path(path_type=Path)
 _TLS = ("tls_ca_file", "tls_cert", "tls_key")
-_MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
+_MODES = ("append", "overwrite", "resume")
 
 
 @click.command("rollout", cls=ConfiguredCommand)
@@ -39,17 +34,7 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 @click.option("--tasks", type=COUNT, default=16, show_default=True, help="Tasks to draw.")
 @click.option("--samples", type=COUNT, default=4, show_default=True, help="Attempts per task.")
 @click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent].")
-@engine_option()
-@click.option("--engines", type=COUNT, default=1, show_default=True, help="How many engines.")
-@click.option(
-    "--slots",
-    type=COUNT,
-    default=None,
-    help="Most sequences per engine [default: vLLM's own on GPUs, 16 elsewhere].",
-)
-@click.option(
-    "--kv-transfer", is_flag=True, help="Engines transfer KV caches (uses a CPU core per CPU engine)."
-)
+@field_options(Engines)
 @click.option(
     "--tp",
     "--degrees",
@@ -99,28 +84,13 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 )
 @click.option("--token-scale", type=POSITIVE, default=None, help="replay: scales lengths [default: 1].")
 @click.option("--tool-scale", type=NOT_NEGATIVE, default=None, help="replay: scales tool time [default: 1].")
-@click.option("--max-steps", type=COUNT, default=64, show_default=True, help="LLM steps per trajectory.")
-@click.option(
-    "--max-step-tokens", type=COUNT, default=None, help="Tokens per step [default: what the context leaves]."
-)
-@click.option(
-    "--max-context-tokens",
-    type=TOKENS,
-    default=None,
-    help="Prompt and generated tokens together [default: what the engines take; on CPUs at most 4096].",
-)
-@click.option("--temperature", type=NOT_NEGATIVE, default=1.0, show_default=True)
-@click.option("--top-p", type=FiniteNumber(min=0, max=1, min_open=True), default=1.0, show_default=True)
-@click.option("--top-k", type=WholeNumber(0), default=0, show_default=True, help="0: all tokens.")
-@click.option("--min-p", type=FiniteNumber(min=0, max=1), default=0.0, show_default=True, help="0: no limit.")
+@field_options(Budget)
+@field_options(Sampling)
 @click.option(
     "--chat-template-kwargs",
     default=None,
     metavar="JSON",
     help="Variables of the chat template, such as '{\"enable_thinking\": false}'.",
-)
-@click.option(
-    "--seeded-sampling", is_flag=True, help="A seed for each step: tokens repeat better, GPUs sample slower."
 )
 @click.option(
     "--retries",
@@ -129,39 +99,7 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 )
 @click.option("--tool-workers", type=COUNT, default=1, show_default=True, help="Of the local cluster.")
 @click.option("--tool-cpus", type=COUNT, default=None, help="For tools [default: those of the machine].")
-@click.option("--trajectory-timeout", type=POSITIVE, default=None, help="Seconds; a longer one is truncated.")
-@click.option("--run-timeout", type=POSITIVE, default=None, help="Seconds; the run ends and can be resumed.")
-@click.option("--tool-timeout", type=POSITIVE, default=600.0, show_default=True, help="Seconds of one call.")
-@click.option(
-    "--sandbox",
-    type=click.Choice(["strong", "weak"]),
-    default="strong",
-    show_default=True,
-    help="weak: also accept a weak sandbox for tools.",
-)
-@click.option("--worker-timeout", type=POSITIVE, default=30.0, show_default=True, help="Seconds.")
-@click.option("--engine-timeout", type=POSITIVE, default=600.0, show_default=True, help="Seconds.")
-@click.option(
-    "--rejoin-timeout",
-    type=POSITIVE,
-    default=600.0,
-    show_default=True,
-    help="Seconds without any engine or tool worker, after which the run ends and can be resumed.",
-)
-@click.option(
-    "--scheduler-timeout",
-    type=POSITIVE,
-    default=60.0,
-    show_default=True,
-    help="Seconds without an answer, after which the run ends and can be resumed.",
-)
-@click.option(
-    "--orphan-timeout",
-    type=POSITIVE,
-    default=60.0,
-    show_default=True,
-    help="Seconds that engines on a standing cluster are kept for --resume when this process is killed.",
-)
+@field_options(Patience)
 @click.option(
     "--otel", default=None, metavar="URL", help="OpenTelemetry collector (OTLP over HTTP) for spans."
 )
@@ -170,37 +108,21 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 @click.pass_context
 def rollout(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     """Roll agents out and store their trajectories."""
-    mode = _mode(ctx, options)
+    options["mode"] = _mode(ctx, options)
     one_cluster(ctx, options)
-    from heddle_dask.cli.rollout.order import RolloutOrder
     from heddle_dask.cli.rollout.run import run_rollout
 
-    order = RolloutOrder.of(options, mode, given_of(ctx, options), by_default_of(ctx, options))
-    outcome = run_rollout(order, to_stderr=as_json)
+    outcome = run_rollout(Asked.of(ctx, options), to_stderr=as_json)
     if as_json:
         print_json(outcome.result)
     ctx.exit(outcome.exit_code)
-
-
-def given_of(ctx: click.Context, options: Mapping[str, Any]) -> frozenset[str]:
-    """Names of the options that stand on the command line."""
-    return frozenset(name for name in options if _is_given(ctx, name))
-
-
-def by_default_of(ctx: click.Context, options: Mapping[str, Any]) -> frozenset[str]:
-    """Names of the options that nothing gave."""
-    return frozenset(name for name in options if _is_default(ctx, name))
 
 
 def _is_given(ctx: click.Context, name: str) -> bool:
     return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
-def _is_default(ctx: click.Context, name: str) -> bool:
-    return ctx.get_parameter_source(name) is ParameterSource.DEFAULT
-
-
-def _mode(ctx: click.Context, options: dict[str, Any]) -> WriteMode:
+def _mode(ctx: click.Context, options: dict[str, Any]) -> str:
     """How to open ``--out``; an option on the command line wins over one of a file."""
     asked = [name for name in _MODES if options.pop(name)]
     asked = [name for name in asked if _is_given(ctx, name)] or asked

@@ -14,17 +14,14 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 from distributed import Client
 from rich.console import Console
 from rich.text import Text
 
-from heddle_dask.apis.rewarded import rewarded
 from heddle_dask.cli.cluster_choice import (
     CONNECT_TIMEOUT_S,
     TlsFiles,
@@ -32,36 +29,36 @@ from heddle_dask.cli.cluster_choice import (
     remote_client,
     workers_joined,
 )
-from heddle_dask.cli.engine_option import import_from_here, parsed_vllm_options
+from heddle_dask.cli.engine_option import chosen_model, parsed_vllm_options
+from heddle_dask.cli.field_options import Asked
 from heddle_dask.cli.group_cluster import check_plan, engines_of_groups, groups_client, plan_of_file
-from heddle_dask.cli.model_choice import chosen_model
 from heddle_dask.cli.one_line import EXIT_FAILED, EXIT_TERMINATED, EXIT_TO_RESUME, one_line
-from heddle_dask.cli.rollout.engine_options import (
+from heddle_dask.cli.rollout.interrupts import Interrupts
+from heddle_dask.cli.rollout.parsed_options import (
+    asked_strategy,
     check_cost,
     check_gpus,
+    domains_of,
+    environment_of,
+    local_shape,
     parsed_cost,
     parsed_degrees,
     parsed_template_kwargs,
+    with_affinity,
 )
-from heddle_dask.cli.rollout.hardware import domains_of, local_shape, with_affinity
-from heddle_dask.cli.rollout.interrupts import Interrupts
-from heddle_dask.cli.rollout.order import RolloutOrder
-from heddle_dask.cli.rollout.out_path import check_out, default_out, remove_if_empty
 from heddle_dask.cli.rollout.progress import Meter, ProgressDisplay
 from heddle_dask.cli.rollout.run_logs import RunLogs
 from heddle_dask.cli.rollout.summary import Tally, table
-from heddle_dask.cli.stored_run import StoredRun
+from heddle_dask.cli.stored_run import StoredRun, check_out, default_out, remove_if_empty
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.spec import engine_kind
-from heddle_dask.environments.base import Environment
-from heddle_dask.environments.loading import load_environment
-from heddle_dask.environments.mix import mix_of, mixed_environment
+from heddle_dask.environments.mix import mix_of
 from heddle_dask.live.clusters.credentials import connection_file
 from heddle_dask.live.clusters.quota_table import quotas_of_file
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan
-from heddle_dask.live.driver.connection.capacity import Patience
 from heddle_dask.live.driver.connection.control_channel import ClusterLost
 from heddle_dask.live.driver.connection.encryption import UnencryptedConnection
 from heddle_dask.live.driver.files.continuation import check_continues, task_list
@@ -69,9 +66,9 @@ from heddle_dask.live.driver.files.resume import batch_of
 from heddle_dask.live.driver.files.run_files import software_versions
 from heddle_dask.live.driver.inputs.loaded_model import tokenizer_digest
 from heddle_dask.live.driver.inputs.pools import Pools
-from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel, Engines, Output, tasks_of
+from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel, Output, tasks_of
 from heddle_dask.live.driver.inputs.telemetry import Telemetry
-from heddle_dask.live.driver.programs.services import Budget, Sampling
+from heddle_dask.live.driver.options import Budget, Engines, Patience, Sampling
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.session.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.scheduler.warm_start import check_warm
@@ -89,7 +86,7 @@ class Outcome:
     exit_code: int
 
 
-def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
+def run_rollout(asked: Asked, *, to_stderr: bool) -> Outcome:
     """Run it; prints progress on stderr and the table on stdout, or on stderr too.
 
     Raises
@@ -97,12 +94,12 @@ def run_rollout(order: RolloutOrder, *, to_stderr: bool) -> Outcome:
     BadInput
         An option that cannot be met; the message says which.
     """
-    run = RolloutRun(order, ProgressDisplay(Console(stderr=True)))
+    run = RolloutRun(asked, ProgressDisplay(Console(stderr=True)))
     prepare_process()
     try:
         exit_code = asyncio.run(run.run())
     finally:
-        if order.mode == "create":
+        if asked["mode"] == "create":
             remove_if_empty(run.out)
     out = str(run.out) if run.out.exists() else None
     Console(stderr=to_stderr).print(table(run.tally, out), soft_wrap=True)
@@ -129,71 +126,61 @@ def prepare_process() -> None:
 class RolloutRun:
     """One rollout. The constructor checks every option that can be checked without starting a process."""
 
-    def __init__(self, order: RolloutOrder, progress: ProgressDisplay) -> None:
-        self.order = order
+    def __init__(self, asked: Asked, progress: ProgressDisplay) -> None:
+        self.asked = asked
         self.progress = progress
-        fleet, where = order.fleet, order.where
-        kind = engine_kind(fleet.engine)
+        self.seed: int = asked["seed"]
+        scheduler, cluster = asked["scheduler"], asked["cluster"]
+        strategy = asked_strategy(asked)
+        retries = RetryPolicy.parse(asked["retries"])
+        kind = engine_kind(asked["engine"])
         self.tally = Tally(queued_inside=kind.prefill_includes_queue)
-        self.out = order.out if order.out is not None else default_out(order.work.env, datetime.now())
-        self.shape = local_shape(order)
-        self.plan = plan_of_file(where.cluster)
-        if where.cluster is not None and self.plan is not None:
-            check_plan(self.plan, where.cluster, order.given)
-        elif where.cluster is not None:
-            self.shape = self.shape.overlaid(where.cluster, order.given)
-        self.strategy = with_affinity(order.strategy, where.cluster)
-        self.pools = Pools(quotas=quotas_of_file(where.cluster))
-        self.is_local = where.scheduler is None and self.plan is None
-        predictor = order.strategy.build(seed=order.seed).predictor
+        self.out: Path = asked["out"] or default_out(asked["env"], datetime.now())
+        self.shape = local_shape(asked)
+        self.plan = plan_of_file(cluster)
+        if cluster is not None and self.plan is not None:
+            check_plan(self.plan, cluster, asked.given)
+        elif cluster is not None:
+            self.shape = self.shape.overlaid(cluster, asked.given)
+        self.strategy = with_affinity(strategy, cluster)
+        self.pools = Pools(quotas=quotas_of_file(cluster))
+        self.is_local = scheduler is None and self.plan is None
+        predictor = strategy.build(seed=self.seed).predictor
         self.engines = self._engines()
-        asked = order.limits
-        self.sampling = Sampling(
-            asked.temperature, asked.top_p, asked.top_k, asked.min_p, seeded=asked.seeded_sampling
-        )
-        self.chat_template_kwargs = parsed_template_kwargs(order.work.chat_template_kwargs)
-        check_out(self.out, order.mode)
-        self.logs = RunLogs(self.out, order.mode)
-        self.environment = _environment(order, by_value=not self.is_local)
-        self.tasks = tasks_of(order.work.tasks, self.environment, order.seed)
-        self.tally.mix.update(mix_of(self.environment, self.tasks, order.work.samples))
-        self.model = chosen_model(order.fleet.model, order.fleet.engine)
-        check_cost(self.engines.cost, self.model, order.fleet.engine)
-        limits = order.limits
-        self.budget = Budget(
-            max_steps=limits.max_steps,
-            max_step_tokens=limits.max_step_tokens,
-            max_context_tokens=limits.max_context_tokens,
-            max_trajectory_s=limits.trajectory_timeout,
-            tool_timeout_s=limits.tool_timeout,
-            max_run_s=limits.run_timeout,
-            sandbox=where.sandbox,
-            retries=order.retries,
-        )
+        self.sampling = asked.object_of(Sampling)
+        self.chat_template_kwargs = parsed_template_kwargs(asked["chat_template_kwargs"])
+        check_out(self.out, asked["mode"])
+        self.logs = RunLogs(self.out, asked["mode"])
+        self.environment = environment_of(asked, by_value=not self.is_local)
+        self.tasks = tasks_of(asked["tasks"], self.environment, self.seed)
+        self.tally.mix.update(mix_of(self.environment, self.tasks, asked["samples"]))
+        self.model = chosen_model(asked["model"], asked["engine"])
+        check_cost(self.engines.cost, self.model, asked["engine"])
+        self.budget = asked.object_of(Budget, retries=retries)
         if self.shape.hardware is not None or self.plan is not None:
             check_affinity(
-                self.strategy.build(seed=order.seed),
+                self.strategy.build(seed=self.seed),
                 self._hardware(),
                 domains_of(self.environment, self.tasks),
             )
         if self.plan is not None:
             self.engines = engines_of_groups(
-                self.engines, self.plan, self.model, limits.max_context_tokens, order.seed
+                self.engines, self.plan, self.model, self.budget.max_context_tokens, self.seed
             )
         self._check_degrees()
         if self.is_local and self.engines.tp_degrees is None and kind.uses_gpus():
             check_gpus(self.shape.engines, usable_gpus(os.environ))
         # With --scheduler the scheduler reads this file, possibly from another file system.
-        if order.where.scheduler is None and predictor is not None and predictor.options.get("warm"):
+        if scheduler is None and predictor is not None and predictor.options.get("warm"):
             check_warm(str(predictor.options["warm"]))
         if self.is_local:
             kind.check_installed()
-        self.dashboard = _dashboard(where.dashboard)
-        self.telemetry = Telemetry(endpoint=where.otel)
-        self.left = order.work.tasks * order.work.samples
+        self.dashboard = _dashboard(asked["dashboard"])
+        self.telemetry = Telemetry(endpoint=asked["otel"])
+        self.left: int = asked["tasks"] * asked["samples"]
         self.is_finished = False
-        if order.mode in ("append", "resume"):
-            self._take_over(resumes=order.mode == "resume")
+        if asked["mode"] in ("append", "resume"):
+            self._take_over(resumes=asked["mode"] == "resume")
         self.lost = ""
         self._interrupts = Interrupts(self._stop)
         self._task: asyncio.Task[Any] | None = None
@@ -206,40 +193,32 @@ class RolloutRun:
         return self.shape.hardware or ()
 
     def _engines(self) -> Engines:
-        fleet, where = self.order.fleet, self.order.where
-        return Engines(
-            kind=fleet.engine,
+        asked = self.asked
+        return asked.object_of(
+            Engines,
             count=self._engines_awaited(),
             slots=self.shape.slots,
-            kv_transfer=fleet.kv_transfer,
-            tp_degrees=parsed_degrees(fleet.tp_degrees),
-            cost=parsed_cost(fleet.cost),
-            dtype=fleet.dtype,
+            tp_degrees=parsed_degrees(asked["tp_degrees"]),
+            cost=parsed_cost(asked["cost"]),
             options=parsed_vllm_options(
-                fleet.engine,
-                fleet.gpu_memory_utilization,
-                fleet.quantization,
-                fleet.logprobs,
-                fleet.engine_args,
+                asked["engine"],
+                asked["gpu_memory_utilization"],
+                asked["quantization"],
+                asked["logprobs"],
+                asked["engine_args"],
             ),
-            patience=Patience(
-                workers_s=where.worker_timeout,
-                engines_s=self._engine_timeout_s(),
-                rejoin_s=where.rejoin_timeout,
-                scheduler_s=where.scheduler_timeout,
-                orphans_s=where.orphan_timeout,
-            ),
+            patience=asked.object_of(Patience, engines_s=self._engine_timeout_s()),
         )
 
     def _engines_awaited(self) -> int | None:
         """Engines that must answer before the run starts; None: as many as the cluster says, or has workers for."""
-        by_default = self.order.where.scheduler and "engines" in self.order.by_default
+        by_default = self.asked["scheduler"] and "engines" in self.asked.by_default
         return None if self.plan is not None or by_default else self.shape.engines
 
     def _engine_timeout_s(self) -> float:
         """Longest start of an engine: as the option says, else as the groups do."""
-        given_s = self.order.where.engine_timeout
-        if self.plan is None or "engine_timeout" not in self.order.by_default:
+        given_s: float = self.asked["engine_timeout"]
+        if self.plan is None or "engine_timeout" not in self.asked.by_default:
             return given_s
         return max(group.start_timeout_s for group in self.plan.groups.values() if group.role == "rollout")
 
@@ -250,18 +229,18 @@ class RolloutRun:
             return
         needed = 0 if tp_degrees == "auto" else sum(tp_degrees)
         workers = self.shape.engines
-        if self.order.where.scheduler is None and needed > workers:
+        if self.asked["scheduler"] is None and needed > workers:
             raise BadInput(
-                f"--tp {self.order.fleet.tp_degrees} need {needed} workers, and --engines {workers} says how many "
+                f"--tp {self.asked['tp_degrees']} need {needed} workers, and --engines {workers} says how many "
                 f"there are: use --engines {needed}"
             )
-        spec = self.engines.spec_for(self.model, self.budget.max_context_tokens, self.order.seed)
+        spec = self.engines.spec_for(self.model, self.budget.max_context_tokens, self.seed)
         TpDegreeSpecs(spec, self.engines.cost).check(tp_degrees)
 
     def _take_over(self, *, resumes: bool) -> None:
         """Refuse, before a cluster starts, what would not continue the run; count what is there of a resumed one."""
         before = StoredRun(self.out)
-        spec = self.engines.spec_for(self.model, self.budget.max_context_tokens, self.order.seed)
+        spec = self.engines.spec_for(self.model, self.budget.max_context_tokens, self.seed)
         mine = {
             "environment": self.environment.name,
             "model": self.model,
@@ -271,8 +250,8 @@ class RolloutRun:
             "sampling": asdict(self.sampling),
             "limits": self.budget.replayed,
             "chat_template_kwargs": self.chat_template_kwargs,
-            "seed": self.order.seed,
-            "samples": self.order.work.samples,
+            "seed": self.seed,
+            "samples": self.asked["samples"],
             "task_list": task_list(self.tasks),
             **software_versions(),
         }
@@ -315,10 +294,10 @@ class RolloutRun:
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
-        where = self.order.where
-        if where.scheduler is not None:
-            tls = TlsFiles(where.tls_ca_file, where.tls_cert, where.tls_key)
-            async with remote_client(where.scheduler, CONNECT_TIMEOUT_S, tls) as client:
+        asked = self.asked
+        if asked["scheduler"] is not None:
+            tls = TlsFiles(asked["tls_ca_file"], asked["tls_cert"], asked["tls_key"])
+            async with remote_client(asked["scheduler"], CONNECT_TIMEOUT_S, tls) as client:
                 yield client
             return
         async with self.logs.kept() as logs:
@@ -342,7 +321,7 @@ class RolloutRun:
         rollout = self._make(client)
         if self.is_local:
             await workers_joined(client, self.shape)
-        if self.order.where.scheduler is None:
+        if self.asked["scheduler"] is None:
             self.progress.message(f"watch it with: heddle top {shlex.quote(str(self.out))}")
         if self.dashboard:
             self.progress.message(f"dashboard: {client.dashboard_link.removesuffix('/status')}/heddle")
@@ -359,8 +338,7 @@ class RolloutRun:
                 self.progress.message("done; ending every process")
 
     def _make(self, client: Client) -> Rollout:
-        order = self.order
-        facts: dict[str, Any] = {"tasks": order.work.tasks, "command": sys.argv[1:]}
+        facts: dict[str, Any] = {"tasks": self.asked["tasks"], "command": sys.argv[1:]}
         if self.is_local:
             facts["tool_cpus"] = self.shape.all_tool_cpus
         return Rollout(
@@ -369,9 +347,9 @@ class RolloutRun:
             model=ChatModel(self.model, self.chat_template_kwargs),
             engines=self.engines,
             strategy=self.strategy,
-            samples=order.work.samples,
-            seed=order.seed,
-            out=Output(self.out, order.mode, facts, self.telemetry),
+            samples=self.asked["samples"],
+            seed=self.seed,
+            out=Output(self.out, self.asked["mode"], facts, self.telemetry),
             budget=self.budget,
             pools=self.pools,
             sampling=self.sampling,
@@ -399,40 +377,9 @@ class RolloutRun:
             self._task.cancel()
 
 
-def _environment(order: RolloutOrder, *, by_value: bool) -> Environment:
-    here = import_from_here()
-    scales = {"token_scale": order.work.token_scale, "tool_scale": order.work.tool_scale}
-    given = {name: value for name, value in scales.items() if value is not None}
-    return mixed_environment(
-        order.work.env,
-        partial(_loaded, options=given, reward=order.work.reward, here=here if by_value else ""),
-    )
-
-
-def _loaded(spec: str, *, options: dict[str, float], reward: str | None, here: str) -> Environment:
-    """One environment, with the reward that was given in place of its own; `here` is sent to workers by value."""
-    environment = load_environment(spec, options=options)
-    if here:
-        _send_by_value(spec.partition(":")[0], here)
-    if reward is None:
-        return environment
-    scored = rewarded(environment, reward)
-    if here and not reward.startswith(("http://", "https://")):
-        _send_by_value(reward.partition(":")[0], here)
-    return scored
-
-
 def _groups_text(plan: ClusterPlan) -> str:
     jobs = ", ".join(f"{group.minimum} to {group.most} of {name}" for name, group in plan.groups.items())
     return f"worker groups ({plan.backend}, jobs: {jobs})"
-
-
-def _send_by_value(name: str, here: str) -> None:
-    """Pickle a module of this directory by value: workers of another cluster cannot import it."""
-    module = sys.modules.get(name)
-    path = getattr(module, "__file__", None)
-    if module is not None and path is not None and Path(path).parent.is_relative_to(here):
-        cloudpickle.register_pickle_by_value(module)
 
 
 def _dashboard(asked: bool | None) -> bool:

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from heddle_dask.cli.output_file import check_writable
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import check_writable, print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
 _FILE = click.Path(path_type=Path)

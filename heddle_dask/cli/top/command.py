@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from heddle_dask.cli.number_types import POSITIVE
-from heddle_dask.cli.shared_options import shared_options
+from heddle_dask.cli.shared_options import POSITIVE, shared_options
 from heddle_dask.core.errors import BadInput
 
 _FILE = click.Path(path_type=Path)
@@ -50,8 +49,7 @@ def top(
     """
     if sum(each is not None for each in (run, scheduler, scheduler_file)) > 1:
         raise BadInput("RUN, --scheduler and --scheduler-file exclude each other: use one")
-    from heddle_dask.cli.top.place import place_of
-    from heddle_dask.cli.top.watch import watch
+    from heddle_dask.cli.top.watch import place_of, watch
 
     place = place_of(run, scheduler, scheduler_file, tls_ca_file, tls_cert, tls_key)
     watch(place, interval_s=interval, once=once, as_json=as_json)

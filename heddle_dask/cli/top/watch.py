@@ -1,4 +1,4 @@
-"""The loop of ``heddle top``: ask for the snapshot, draw it, until the cluster or the user ends it."""
+"""``heddle top``: which scheduler it watches, and the loop that draws its snapshot until cluster or user end it."""
 
 from __future__ import annotations
 
@@ -8,23 +8,100 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from distributed.comm import parse_address, parse_host_port
 from distributed.core import rpc
+from distributed.security import Security
 from rich.console import Console
 from rich.live import Live
 
+from heddle_dask.cli.cluster_choice import TlsFiles
 from heddle_dask.cli.one_line import one_line
+from heddle_dask.cli.rollout.run_logs import logs_path
 from heddle_dask.cli.shared_options import print_json
-from heddle_dask.cli.top.place import Place
+from heddle_dask.cli.stored_run import RUNS
 from heddle_dask.cli.top.screen import WIDTH, screen
 from heddle_dask.core.errors import BadInput
+from heddle_dask.live.clusters.credentials import CONNECTION_FILE, Connection, read_connection
 from heddle_dask.live.wire.cluster_messages import GetSnapshot
 from heddle_dask.live.wire.transport import ask_over
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0
 _ONCE_LINES = 40
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Address of a scheduler, and what a client of it needs."""
+
+    address: str
+    security: Security
+
+
+def place_of(
+    run: Path | None,
+    scheduler: str | None,
+    scheduler_file: Path | None,
+    ca_file: Path | None,
+    cert: Path | None,
+    key: Path | None,
+) -> Place:
+    """The scheduler that was asked for.
+
+    Raises
+    ------
+    BadInput
+        There is none, the address is malformed, or its credentials are missing.
+    """
+    if scheduler is not None:
+        connection = Connection(scheduler)
+    elif scheduler_file is not None:
+        connection = read_connection(scheduler_file)
+    else:
+        connection = read_connection(_of_run(run))
+    address = connection.address
+    try:
+        scheme, location = parse_address(address)
+        parse_host_port(location)
+        if scheme not in ("tcp", "tls"):
+            raise ValueError(f"{scheme}:// is neither tcp:// nor tls://")
+    except ValueError as error:
+        raise BadInput(f"{address} is no address of a scheduler ({error}): use tcp://HOST:8786") from None
+    told = (connection.tls_ca_file, connection.tls_cert, connection.tls_key)
+    files = (
+        given or (Path(path) if path else None)
+        for given, path in zip((ca_file, cert, key), told, strict=True)
+    )
+    return Place(address, TlsFiles(*files).security(address))
+
+
+def _of_run(run: Path | None) -> Path:
+    """The connection file of a run with a cluster of its own; of the latest one in ``runs/``."""
+    if run is not None:
+        if not run.name.removesuffix(".zarr"):
+            raise BadInput(f"{str(run)!r} names no run: give a path such as runs/RUN.zarr")
+        found = _latest([logs_path(run)])
+        if found is None:
+            raise BadInput(
+                f"no rollout to {run} with a cluster of its own runs on this machine: "
+                "for another cluster use --scheduler or --scheduler-file"
+            )
+        return found
+    found = _latest(RUNS.glob("*.logs"))
+    if found is None:
+        raise BadInput(
+            f"no rollout with a cluster of its own runs in {RUNS}/: give its RUN.zarr, --scheduler or --scheduler-file"
+        )
+    return found
+
+
+def _latest(logs: object) -> Path | None:
+    files = [file for each in logs for file in each.glob(f"session-*/{CONNECTION_FILE}")]  # type: ignore[attr-defined]
+    return max(files, key=lambda file: file.stat().st_mtime, default=None)
 
 
 def watch(place: Place, *, interval_s: float, once: bool, as_json: bool) -> None:

@@ -7,10 +7,17 @@ from typing import Any
 
 import click
 
-from heddle_dask.cli.number_types import COUNT, NOT_NEGATIVE, POSITIVE, WholeNumber
-from heddle_dask.cli.rollout.command import by_default_of, given_of, one_cluster, rollout
-from heddle_dask.cli.rollout.settings import ConfiguredCommand
-from heddle_dask.cli.shared_options import F, print_json, shared_options
+from heddle_dask.cli.field_options import Asked, ConfiguredCommand
+from heddle_dask.cli.rollout.command import one_cluster, rollout
+from heddle_dask.cli.shared_options import (
+    COUNT,
+    NOT_NEGATIVE,
+    POSITIVE,
+    F,
+    WholeNumber,
+    print_json,
+    shared_options,
+)
 from heddle_dask.core.errors import BadInput
 
 _OWN = (
@@ -131,7 +138,7 @@ def train(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     from heddle_dask.cli.train.order import TrainOrder
     from heddle_dask.cli.train.run import run_training
 
-    order = TrainOrder.of(options, given_of(ctx, options), by_default_of(ctx, options))
+    order = TrainOrder.of(Asked.of(ctx, options))
     outcome = run_training(order, to_stderr=as_json)
     if as_json:
         print_json(outcome.result)

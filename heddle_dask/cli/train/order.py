@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from heddle_dask.cli.model_choice import chosen_model
-from heddle_dask.cli.rollout.order import RolloutOrder
+from heddle_dask.cli.engine_option import chosen_model
+from heddle_dask.cli.field_options import Asked
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.run_description import StalenessBound, WeightUpdatePolicy
 from heddle_dask.cost.model_config import read_config
 from heddle_dask.engines.spec import ReceivesBroadcasts, engine_kind
 from heddle_dask.environments.loading import training_name
 from heddle_dask.environments.mix import parse_mix
+from heddle_dask.live.driver.options import Budget, Sampling
 from heddle_dask.live.training.trackers import check_tracker
 from heddle_dask.training.groups import GroupPlan
 from heddle_dask.training.plan import TrainingPlan, plan_of_mode
@@ -46,14 +47,14 @@ class TrainOrder:
     Attributes
     ----------
     rollout
-        How and where trajectories are rolled out.
+        The options of its rollout: how and where trajectories are rolled out.
     store
         URI of the weight store; None: in the directory.
     trainer
         Fields of `TrainerSpec`, but for the model, the lineage and where checkpoints are.
     """
 
-    rollout: RolloutOrder
+    rollout: Asked
     plan: TrainingPlan
     groups: GroupPlan
     rule: BatchRule
@@ -65,18 +66,19 @@ class TrainOrder:
     report_to: tuple[str, ...]
 
     @classmethod
-    def of(cls, options: Mapping[str, Any], given: frozenset[str], by_default: frozenset[str]) -> TrainOrder:
+    def of(cls, asked: Asked) -> TrainOrder:
         """Check and group the values of all options.
 
         Raises
         ------
         BadInput
         """
+        options = asked.values
         directory = TrainingDirectory(options["out"])
         mode: DirectoryMode = "create"
         if options["resume"] or options["overwrite"]:
             mode = "resume" if options["resume"] else "overwrite"
-        check_sampling(options)
+        check_sampling(asked.object_of(Sampling))
         check_store_uri(options["store"], options["engine"])
         for name in options["report_to"]:
             check_tracker(name)
@@ -97,7 +99,7 @@ class TrainOrder:
         groups, rule = _groups(options, plan)
         directory.check(mode)
         return cls(
-            _rollout_order(options, directory, given, by_default),
+            _rollout_options(asked, directory),
             plan,
             groups,
             rule,
@@ -111,34 +113,34 @@ class TrainOrder:
 
     def description(self, model: str, tokenizer: str) -> dict[str, Any]:
         """For ``run.json``: what a resumed training must have in common with this one, and what it may change."""
-        work, limits = self.rollout.work, self.rollout.limits
+        rollout = self.rollout
         return {
-            "environment": work.env,
-            "reward": work.reward,
+            "environment": rollout["env"],
+            "reward": rollout["reward"],
             "model": model,
             "tokenizer": tokenizer,
             "groups": self.groups.groups_per_batch,
             "samples": self.groups.members,
-            "seed": self.rollout.seed,
-            "temperature": limits.temperature,
-            "limits": [limits.max_steps, limits.max_step_tokens, limits.max_context_tokens],
+            "seed": rollout["seed"],
+            "temperature": rollout["temperature"],
+            "limits": list(rollout.object_of(Budget).replayed.values()),
             "lora_rank": self.trainer.get("lora_rank", 0),
             "steps": self.plan.steps,
             "learning": {**self.trainer, **_plain(self.plan), **_plain(self.groups)},
             "evaluation": _plain(self.evaluation),
-            "engines": [self.rollout.fleet.engine, self.rollout.fleet.engines],
+            "engines": [rollout["engine"], rollout["engines"]],
         }
 
 
-def check_sampling(options: Mapping[str, Any]) -> None:
-    """Refuse options of sampling whose tokens cannot be trained on.
+def check_sampling(sampling: Sampling) -> None:
+    """Refuse sampling whose tokens cannot be trained on.
 
     Raises
     ------
     BadInput
     """
     check_trainable_sampling(
-        "heddle train", **{name: options[name] for name in ("temperature", "top_p", "top_k", "min_p")}
+        "heddle train", **{name: value for name, value in asdict(sampling).items() if name != "seeded"}
     )
 
 
@@ -188,31 +190,23 @@ def _redundant(options: Mapping[str, Any], groups: int, samples: int) -> int:
     return int(running - groups * samples)
 
 
-def _rollout_order(
-    options: Mapping[str, Any],
-    directory: TrainingDirectory,
-    given: frozenset[str],
-    by_default: frozenset[str],
-) -> RolloutOrder:
-    """The rollout of a training, with what only other rollouts have left out."""
-    parts = parse_mix(options["env"])
+def _rollout_options(asked: Asked, directory: TrainingDirectory) -> Asked:
+    """The options of a training's rollout, with what only other rollouts have left out."""
+    parts = parse_mix(asked["env"])
     env = ",".join(f"{training_name(part.spec)}={part.weight:g}" for part in parts)
-    of_rollout = {
-        **options,
-        "env": env if len(parts) > 1 else training_name(parts[0].spec),
-        "out": directory.rollout,
-        "tasks": 1,
-        "run_timeout": None,
-        "tp_degrees": None,
-        "token_scale": None,
-        "tool_scale": None,
-        "logprobs": "processed"
-        if "logprobs" in engine_kind(options["engine"]).options_type.names()
-        else None,
-        "dtype": engine_dtype(options["dtype"], options["engine"], options["model"]),
-    }
-    store_mode = "resume" if options["resume"] and directory.rollout.exists() else "create"
-    return RolloutOrder.of(of_rollout, store_mode, given, by_default)  # type: ignore[arg-type]
+    resumes = asked["resume"] and directory.rollout.exists()
+    return asked.but(
+        env=env if len(parts) > 1 else training_name(parts[0].spec),
+        out=directory.rollout,
+        mode="resume" if resumes else "create",
+        tasks=1,
+        run_timeout=None,
+        tp_degrees=None,
+        token_scale=None,
+        tool_scale=None,
+        logprobs="processed" if "logprobs" in engine_kind(asked["engine"]).options_type.names() else None,
+        dtype=engine_dtype(asked["dtype"], asked["engine"], asked["model"]),
+    )
 
 
 def engine_dtype(asked: str, engine: str, model: str | None) -> str:

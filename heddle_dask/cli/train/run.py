@@ -16,6 +16,7 @@ from rich.console import Console
 from heddle_dask.apis.rewarded import rewarded
 from heddle_dask.cli.cluster_choice import workers_joined
 from heddle_dask.cli.one_line import EXIT_FAILED, one_line
+from heddle_dask.cli.rollout.parsed_options import asked_strategy
 from heddle_dask.cli.rollout.progress import ProgressDisplay
 from heddle_dask.cli.rollout.run import Outcome, RolloutRun, prepare_process
 from heddle_dask.cli.show.training_report import show_training
@@ -28,7 +29,7 @@ from heddle_dask.environments.mix import mixed_source, parse_mix
 from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.live.driver.inputs.loaded_model import tokenizer_digest
 from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel
-from heddle_dask.live.driver.programs.services import Sampling
+from heddle_dask.live.driver.options import Sampling
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.training.evaluation import Evaluation, HeldOutTasks
 from heddle_dask.live.training.going_on import OpenedTraining, begin_anew, check_store, go_on
@@ -91,7 +92,7 @@ class TrainRun(RolloutRun):
         check_out_parent(order.directory.path)
         super().__init__(order.rollout, progress)
         self.shape = replace(self.shape, trainers=max(1, self.shape.trainers))
-        self.source = mixed_source(order.rollout.work.env, self._load, order.rollout.seed)
+        self.source = mixed_source(order.rollout["env"], self._load, order.rollout["seed"])
         self.store = WeightStore(store_uri(order.store, order.directory.weights))
         if self.store.is_broadcast:
             kind = engine_kind(self.engines.kind)
@@ -105,7 +106,7 @@ class TrainRun(RolloutRun):
 
     def _load(self, spec: str) -> Environment:
         environment = load_environment(spec)
-        reward = self.train.rollout.work.reward
+        reward = self.train.rollout["reward"]
         return environment if reward is None else rewarded(environment, reward)
 
     def _own_lineages(self) -> list[str]:
@@ -119,7 +120,7 @@ class TrainRun(RolloutRun):
         asked = self.train.evaluation
         if not asked.tasks:
             return []
-        parts = parse_mix(self.train.rollout.work.env)
+        parts = parse_mix(self.train.rollout["env"])
         each = math.ceil(asked.tasks / len(parts))
         return [
             HeldOutTasks(
@@ -133,7 +134,7 @@ class TrainRun(RolloutRun):
         ]
 
     def _held_out_tasks(self, spec: str, environment: Environment, count: int) -> Sequence[Task]:
-        seed = self.train.rollout.seed
+        seed = self.seed
         return environment.tasks(count, seed if held_out_name(spec) != spec else seed + _HELD_OUT_SEED)
 
     def _take_over(self, *, resumes: bool) -> None:
@@ -250,9 +251,9 @@ class TrainRun(RolloutRun):
                 env=held_out.environment,
                 model=ChatModel(self.model, self.chat_template_kwargs),
                 engines=self.engines,
-                strategy=self.order.strategy,
+                strategy=asked_strategy(self.asked),
                 samples=held_out.samples,
-                seed=self.order.seed,
+                seed=self.seed,
                 budget=self.budget,
                 pools=self.pools,
                 sampling=Sampling(held_out.temperature),

@@ -29,7 +29,6 @@ from heddle_dask.live.driver.inputs.loaded_model import LoadedModel
 from heddle_dask.live.driver.inputs.pools import Pools
 from heddle_dask.live.driver.inputs.rollout_inputs import (
     ChatModel,
-    Engines,
     Output,
     Tasks,
     environment_of,
@@ -38,6 +37,7 @@ from heddle_dask.live.driver.inputs.rollout_inputs import (
     tasks_of,
 )
 from heddle_dask.live.driver.inputs.telemetry import SpanSender, Telemetry
+from heddle_dask.live.driver.options import Engines
 from heddle_dask.live.driver.programs.attempts import attempts_of
 from heddle_dask.live.driver.programs.services import Budget, Sampling, Services
 from heddle_dask.live.driver.runs.runner import AttemptFeed, Driver, ListFeed, notice_line, progress_of

@@ -1,4 +1,4 @@
-"""Settings: defaults from Dask's configuration, under the key ``heddle``.
+"""Settings: defaults from Dask's configuration, under the key ``heddle``; and fields as options of the command line.
 
 They come from ``~/.config/dask/*.yaml``, from variables ``DASK_HEDDLE__…``, or from `dask.config.set`. Only what the
 user has set is there: the defaults themselves belong to the classes.
@@ -7,18 +7,76 @@ user has set is there: the defaults themselves belong to the classes.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import wraps
-from typing import Any, TypeVar
-
-import dask.config
+from typing import Any, Literal, TypeVar
 
 from heddle_dask.core.errors import BadInput
 
 Value = TypeVar("Value")
 
 SECTIONS = ("budget", "engines", "otel", "patience", "sampling", "strategy")
+
+Form = Literal[
+    "count", "tokens", "whole", "seconds", "number", "share", "share above 0", "switch", "engine kind"
+]
+"""What the command line takes as a value; a tuple in its place: one of these words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A field as an option of the command line.
+
+    Attributes
+    ----------
+    flag
+        Such as ``--max-steps``.
+    text
+        Its help.
+    default
+        Of the command line: the field's, unless it has its own.
+    """
+
+    flag: str
+    form: Form | tuple[str, ...]
+    text: str
+    default: Any
+
+    @property
+    def name(self) -> str:
+        """The name of its value among those of the command."""
+        return self.flag.removeprefix("--").replace("-", "_")
+
+
+_OWN = object()
+
+
+def option(
+    default: Value,
+    flag: str,
+    form: Form | tuple[str, ...],
+    text: str = "",
+    *,
+    on_command_line: object = _OWN,
+) -> Value:
+    """A field of a dataclass with an option of the command line; `on_command_line` is a default of its own there."""
+    shown = default if on_command_line is _OWN else on_command_line
+    made: Any = field(default=default, metadata={Option: Option(flag, form, text, shown)})
+    return made  # type: ignore[no-any-return]
+
+
+def options_of(kind: type) -> dict[str, Option]:
+    """The options of a dataclass, by the names of their fields."""
+    return {each.name: each.metadata[Option] for each in fields(kind) if Option in each.metadata}
+
+
+_SECTION_OF: dict[type, str] = {}
+
+
+def section_of(kind: type) -> str:
+    """The section with the settings of a class that is `configured`."""
+    return _SECTION_OF[kind]
 
 
 def configured(
@@ -55,6 +113,7 @@ def configured(
                 raise
 
         kind.__init__ = construct_with_settings  # type: ignore[assignment, method-assign]
+        _SECTION_OF[kind] = section
         return kind
 
     return decorate
@@ -89,6 +148,9 @@ def configured_strategy() -> str | None:
 
 
 def _whole() -> dict[str, Any]:
+    # Imported here: the command line reads the options of classes at every start, and no settings for its help.
+    import dask.config
+
     found = dask.config.get("heddle", None) or {}
     if not isinstance(found, Mapping):
         raise BadInput(f"Dask configuration: heddle is {found!r}: use a mapping of names to values")

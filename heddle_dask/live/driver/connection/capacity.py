@@ -5,53 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
 
 from distributed import Client
 
-from heddle_dask.core.errors import BadInput, check_seconds
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.nouns import EngineDescription
-from heddle_dask.live.driver.settings import configured
+from heddle_dask.live.driver.options import Patience
 from heddle_dask.live.wire.driver_messages import Capacity, GetCapacity
 from heddle_dask.live.wire.messages import ENGINE_RESOURCE, TOOL_RESOURCE
 from heddle_dask.live.wire.transport import ask_scheduler
 
 _POLL_S = 0.2
-
-
-@configured("patience")
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait; settings: ``heddle.patience``.
-
-    Attributes
-    ----------
-    workers_s
-        For workers with the right resource tags to join.
-    engines_s
-        For engines to answer, once their workers are there.
-    rejoin_s
-        For an engine or a tool worker to come back, when a run has lost the last one and work waits for it.
-    scheduler_s
-        For the scheduler to answer.
-    orphans_s
-        For a resumed run to take over the engines of a driver that has died; then they end.
-
-    Raises
-    ------
-    BadInput
-        A value is no finite number above 0.
-    """
-
-    workers_s: float = 30.0
-    engines_s: float = 600.0
-    rejoin_s: float = 600.0
-    scheduler_s: float = 60.0
-    orphans_s: float = 60.0
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            check_seconds(f"patience: {field.name}", getattr(self, field.name))
 
 
 class WaitClock:

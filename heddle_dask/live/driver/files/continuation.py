@@ -13,7 +13,7 @@ from typing import Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Task
 from heddle_dask.environments.task_sources import TaskSource
-from heddle_dask.live.driver.programs.services import Sampling
+from heddle_dask.live.driver.options import Sampling
 
 _COMPARED = ("environment", "model", "tokenizer", "engine", "sampling", "chat_template_kwargs", "logprobs")
 # A program that runs again with other limits, or in another version, would ask for other steps than the journal holds;

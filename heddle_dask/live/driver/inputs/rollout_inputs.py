@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
-from heddle_dask.core.errors import BadInput, check_count
-from heddle_dask.engines.spec import DEFAULT_KIND, EngineOptions, EngineSpec, engine_kind
+from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.functions import as_environment
-from heddle_dask.live.driver.connection.capacity import Patience
+from heddle_dask.live.driver.files.run_writer import WriteMode
 from heddle_dask.live.driver.inputs.telemetry import Telemetry
-from heddle_dask.live.driver.settings import configured, configured_strategy
+from heddle_dask.live.driver.options import Engines as Engines
+from heddle_dask.live.driver.settings import configured_strategy
 from heddle_dask.strategies.presets import Strategy
 
 Tasks = int | Sequence[Task | str]
@@ -23,132 +23,6 @@ Value = TypeVar("Value")
 
 AskedDegrees = Literal["auto"] | Sequence[int] | None
 WriteMode = Literal["create", "append", "overwrite", "resume"]
-
-
-@configured("engines", leave_out=("tp_degrees", "cost", "spec", "patience"), instead="spec")
-@dataclass(frozen=True, slots=True)
-class Engines:
-    """The LLM engines of a rollout; settings of `kind`, `count`, `slots`, `kv_transfer`: ``heddle.engines``.
-
-    Attributes
-    ----------
-    kind
-        ``"vllm"`` (the default), ``"emulated"``, or ``"package.module:object"`` for a kind of another package.
-    count
-        How many engines must answer before a run starts. None: one on every worker tagged ``ENGINE``. With
-        `tp_degrees`: how many workers that can host an engine must be there.
-    slots
-        Most sequences in one batch of an engine; None: as `EngineSpec`. With `tp_degrees`: of an engine of TP degree 1,
-        or of the degree of `spec`; engines of other degrees have proportionally more or fewer.
-    kv_transfer
-        Whether engines transfer KV caches to one another.
-    tp_degrees
-        GPUs of each engine. None: every worker hosts an engine as `kind` or `spec` says. A list, such as
-        ``[2, 1, 1]``: these, on the GPUs that the workers of each node share. ``"auto"``: before each batch, those
-        under which it is expected to end earliest. See ``docs/degrees.md``.
-    dtype
-        Type of the weights; ``"auto"``: as the model's configuration says.
-    options
-        Options that only this kind has, such as `VllmOptions`; None: their defaults.
-    cost
-        What one engine is believed to cost (a form of `cost.engine_cost.cost_from_mapping`), or that by TP degree
-        (``{"1": …, "2": …}``); an emulated engine named by `kind` also takes that time. None: an emulated engine's own
-        cost, else the profile that the strategies name.
-    spec
-        A whole engine in place of `kind`, `slots`, `kv_transfer`, `dtype` and `options`. None: an engine of that kind,
-        with the context and the seed of the rollout.
-    patience
-        Seconds to wait for workers and engines.
-
-    Raises
-    ------
-    BadInput
-        A value that no engine can have, or one that `spec` contradicts.
-    """
-
-    kind: str = DEFAULT_KIND
-    count: int | None = None
-    slots: int | None = None
-    kv_transfer: bool = False
-    tp_degrees: AskedDegrees = None
-    cost: Mapping[str, Any] | None = None
-    dtype: str = "auto"
-    options: EngineOptions | None = None
-    spec: EngineSpec | None = None
-    patience: Patience = field(default_factory=Patience)
-
-    def __post_init__(self) -> None:
-        if self.spec is None:
-            options_type = engine_kind(self.kind).options_type
-            if self.options is not None and not isinstance(self.options, options_type):
-                raise BadInput(f"engines: options is {self.options!r}: use {options_type.__name__}(…)")
-        else:
-            self._check_spec(self.spec)
-        for name, value in (("count", self.count), ("slots", self.slots)):
-            if value is not None:
-                check_count(f"engines: {name}", value)
-        if not isinstance(self.kv_transfer, bool):
-            raise BadInput(f"engines: kv_transfer is {self.kv_transfer!r}: use True or False")
-        object.__setattr__(self, "tp_degrees", checked_degrees(self.tp_degrees))
-        if self.cost is not None and not isinstance(self.cost, Mapping):
-            raise BadInput(f"engines: cost is {self.cost!r}: use a mapping such as {{'profile': NAME}}")
-        if not isinstance(self.patience, Patience):
-            raise BadInput(f"engines: patience is {self.patience!r}: use Patience(workers_s=…, …)")
-
-    def _check_spec(self, spec: EngineSpec) -> None:
-        if not isinstance(spec, EngineSpec):
-            raise BadInput(f"engines: spec is {spec!r}: use an EngineSpec")
-        defaults = {each.name: each.default for each in fields(self)}
-        for name in ("kind", "slots", "kv_transfer", "dtype", "options"):
-            value = getattr(self, name)
-            if value not in (defaults[name], getattr(spec, name)):
-                raise BadInput(
-                    f"engines: {name} is {value!r}, in the spec {getattr(spec, name)!r}: set it in the spec"
-                )
-
-    @classmethod
-    def of(cls, engines: str | EngineSpec | Engines | None) -> Engines:
-        """Engines named by their kind, described by one spec, or given in full; None: those of the settings.
-
-        Raises
-        ------
-        BadInput
-            None of these, or as the constructor.
-        """
-        if engines is None:
-            return cls()
-        if isinstance(engines, Engines):
-            return engines
-        if isinstance(engines, EngineSpec):
-            return cls(spec=engines)
-        if isinstance(engines, str):
-            return cls(engines)
-        raise BadInput(f"engines is {engines!r}: use a kind such as 'vllm', an EngineSpec or Engines(…)")
-
-    def spec_for(self, model: str, max_context_tokens: int | None, seed: int) -> EngineSpec:
-        """Describe one engine for this model; a `spec` that was given stays as it is.
-
-        Raises
-        ------
-        BadInput
-            A value that an engine of this kind cannot have.
-        """
-        if self.spec is not None:
-            return self.spec
-        kind = engine_kind(self.kind)
-        options = kind.options_for(self.cost) if self.options is None else self.options
-        if self.options is not None and self.cost is not None:
-            options = self.options.with_cost(self.cost)
-        return EngineSpec(
-            kind=self.kind,
-            model=model,
-            slots=self.slots,
-            kv_transfer=self.kv_transfer,
-            max_model_len=max_context_tokens,
-            seed=seed,
-            dtype=self.dtype,
-            options=options,
-        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from distributed import Client
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.nouns import FinishedWork
 from heddle_dask.live.driver.connection.capacity import (
-    Patience,
     WaitClock,
     jobs_waited_for,
     missing_workers,
@@ -23,6 +22,7 @@ from heddle_dask.live.driver.connection.capacity import (
 )
 from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.inputs.rollout_inputs import AskedDegrees, checked_degrees
+from heddle_dask.live.driver.options import Patience
 from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.driver.session.tp_degree_specs import POWERS, TpDegreeSpecs
 from heddle_dask.live.wire.driver_messages import (

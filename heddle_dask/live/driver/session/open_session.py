@@ -12,9 +12,9 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.resources import ApiQuota
 from heddle_dask.core.run_description import RetryPolicy, StalenessBound, WeightUpdatePolicy
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.live.driver.connection.capacity import Patience
 from heddle_dask.live.driver.connection.control_channel import ClusterLost, ControlChannel, answered_within
 from heddle_dask.live.driver.connection.submission import Submitter
+from heddle_dask.live.driver.options import Patience
 from heddle_dask.live.driver.session.degrees import EngineDegrees
 from heddle_dask.live.scheduler.plugin import HeddleScheduler
 from heddle_dask.live.wire import _dask_internals as dask
