@@ -74,7 +74,7 @@ class FunctionCall:
     @property
     def name(self) -> str:
         """Its label, else the name of its function."""
-        return self.label or getattr(self.function, "__name__", type(self.function).__name__)
+        return self.label or str(getattr(self.function, "__name__", type(self.function).__name__))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.files.resume import recorded_results
 from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.programs.context import LiveContext
-from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.programs.steps import BudgetExhausted, StepLost
 from heddle_dask.records.token_record import Attribution
 

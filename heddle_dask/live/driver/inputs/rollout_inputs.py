@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeVar, get_args
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.functions import as_environment
-from heddle_dask.live.driver.files.run_writer import WriteMode
 from heddle_dask.live.driver.inputs.telemetry import Telemetry
 from heddle_dask.live.driver.options import Engines as Engines
 from heddle_dask.live.driver.settings import configured_strategy
