@@ -1,4 +1,5 @@
-# Two doors: `make rollout` does the main job, `make test` runs the tests. Both install what they need, once.
+# Two doors: `make rollout` does the main job, `make test` runs the tests. Both install what they need, once. Before a
+# release `make test-long` runs the tests that take minutes each.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,41 +7,53 @@ STAMP := $(VENV)/.installed
 CRDS := build/crds/.there
 ROLLOUT_ARGS ?= --env math --tasks 16 --samples 4 --engines 2 --max-step-tokens 512 --overwrite --out runs/math.zarr
 
-# Pure tests start neither a Dask cluster nor vLLM; they run beside each other, a file in one process.
-PURE := not cluster and not vllm and not slurm
-LIVE := (cluster or vllm) and not slurm
-PARALLEL := -n logical --maxprocesses 8 --dist loadfile
+# Pure tests start neither a Dask cluster nor vLLM; they run beside each other, a file in one process, long files first.
+PURE := not cluster and not vllm and not slurm and not long
+LIVE := (cluster or vllm) and not slurm and not long
+FILES := --dist loadfile --no-loadscope-reorder
+PARALLEL := -n logical --maxprocesses 8 $(FILES)
 # A test with a cluster mostly waits for processes to start: two files at once, whatever the cores.
-TWO := -n 2 --dist loadfile
-# What fails beside another file runs once more, alone: on a busy machine processes can be slower than any patience. A
-# test that fails twice has failed, and the first failure stays in the log.
-# Only after a whole run (exit code 1): what a crash left unrun must not pass.
-AGAIN := --last-failed --last-failed-no-failures none
-DECIDES := $(addprefix tests/,chat core cost environments live predictors sim strategies training views weights workloads)
+LIVE_AT_ONCE ?= 2
+TWO := -n $(LIVE_AT_ONCE) $(FILES)
+# To collect all files takes each process 25 s of CPU.
+LIVE_FILES = $(shell grep -lrE 'mark\.(cluster|vllm)' --include='test_*.py' tests)
+LONG_FILES = $(shell grep -lrE 'mark\.long' --include='test_*.py' tests)
+DECIDES := $(addprefix tests/,core predictors sim strategies training)
+# Says the seconds of the stage, and keeps those of its tests.
+STAGE := $(BIN)/python scripts/test_times.py stage
+PYTEST := $(BIN)/python -m pytest -q
 ROUNDS ?= 3
 
-.PHONY: rollout test test-fast test-slurm explore docs lint browser screenshots clean
+.PHONY: rollout test test-fast test-long test-slurm explore docs lint browser screenshots clean
 
 rollout: $(STAMP)
 	$(BIN)/heddle rollout $(ROLLOUT_ARGS)
 
-# The second hash seed is for what decides or counts: files, processes and command lines do not depend on it. Tests with
-# `hash_seed` in their name set hash seeds themselves.
-test: lint browser $(CRDS)
-	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE)"
-	PYTHONHASHSEED=0 $(BIN)/python -m pytest -q $(TWO) -m "$(LIVE)" || \
-	  { [ $$? -eq 1 ] && PYTHONHASHSEED=0 $(BIN)/python -m pytest -q $(AGAIN) -m "$(LIVE)"; }
-	$(MAKE) docs
-	PYTHONHASHSEED=1 $(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE) and not slow" -k "not hash_seed" $(DECIDES)
-	PYTHON=$(BIN)/python sh scripts/test_slurm.sh --optional
+# Stages that mostly wait, or that use one core, run beside another one. The second hash seed is for what decides or
+# counts: files, processes and command lines do not depend on it. Tests with `hash_seed` in their name set hash seeds
+# themselves.
+test: browser $(CRDS)
+	$(BIN)/python scripts/test_times.py begin
+	$(STAGE) lint $(MAKE) lint + docs $(MAKE) docs
+	HEDDLE_SITE=$(CURDIR)/build/docs PYTHONHASHSEED=0 $(STAGE) pure $(PYTEST) $(PARALLEL) -m "$(PURE)" \
+	  + slurm env PYTHON=$(BIN)/python sh scripts/test_slurm.sh --optional
+	PYTHONHASHSEED=0 $(STAGE) live $(PYTEST) $(TWO) -m "$(LIVE)" $(LIVE_FILES)
+	PYTHONHASHSEED=1 $(STAGE) second-hash-seed $(PYTEST) $(PARALLEL) -m "$(PURE) and not slow" -k "not hash_seed" $(DECIDES)
+	$(BIN)/python scripts/test_times.py summary
+
+# What takes minutes and protects a release, not a change; run it before one.
+test-long: browser $(CRDS)
+	$(BIN)/python scripts/test_times.py begin
+	PYTHONHASHSEED=0 $(STAGE) long $(PYTEST) $(TWO) -m "long and not slurm" $(LONG_FILES)
+	$(BIN)/python scripts/test_times.py summary
 
 # On SLURM daemons of their own, with virtual nodes on this machine; needs Debian and root.
 test-slurm: $(STAMP)
 	PYTHON=$(BIN)/python sh scripts/test_slurm.sh
 
 test-fast: $(STAMP)
-	$(BIN)/python -m pytest -q $(PARALLEL) -m "$(PURE) and not slow"
-	$(BIN)/python -m pytest -q -m "cluster and not slow and not vllm and not slurm"
+	$(PYTEST) $(PARALLEL) -m "$(PURE) and not slow"
+	$(PYTEST) -m "cluster and not slow and not vllm and not slurm and not long" $(LIVE_FILES)
 
 # New examples for the property tests, ROUNDS times; `make test` draws the same ones every time.
 explore: $(STAMP)

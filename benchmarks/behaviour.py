@@ -112,7 +112,7 @@ def _replayed(run: Path) -> Iterator[list[object]]:
     """For each event: its virtual time, its type, and the rows of its commands."""
     from heddle_dask.core.controller import Controller
     from heddle_dask.core.journal_codec import decode
-    from heddle_dask.live.driver.recorded_sessions import control_lines
+    from heddle_dask.live.driver.files.recorded_sessions import control_lines
     from heddle_dask.strategies.presets import strategies_of_run
 
     for facts, lines in control_lines(run):

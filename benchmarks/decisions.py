@@ -30,10 +30,10 @@ from heddle_dask.core.nouns import (
     ActionRequest,
     EngineDescription,
     HostDescription,
+    Prediction,
     StepRequest,
     TrajectorySpec,
 )
-from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.resources import Resources
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import load_profile

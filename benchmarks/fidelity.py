@@ -32,7 +32,7 @@ from benchmarks.live_setup import ARM_PREFIX, Fleet, LiveRow
 from benchmarks.process_usage import cpu_seconds
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
-from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.spec import engine_kind
 from heddle_dask.sim.fleet import ControlDelays, SimulatedFleet
 from heddle_dask.sim.rollout import Arm, simulate
 from heddle_dask.strategies.presets import build_strategies

@@ -15,7 +15,7 @@ from benchmarks.live_setup import LiveRow, Workload
 from benchmarks.process_usage import CpuSeconds, cpu_seconds
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.replay import ReplayEnvironment
-from heddle_dask.live.driver.context import LiveContext
+from heddle_dask.live.driver.programs.context import LiveContext
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
 from heddle_dask.sim.rollout import SimulatedRollout
 from heddle_dask.sim.timeline import Curve

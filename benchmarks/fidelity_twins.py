@@ -17,7 +17,7 @@ from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.cost.measured import MeasuredTable
-from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.spec import engine_kind
 from heddle_dask.sim.clusters import ACTION_ADDED_S, STEP_ADDED_S
 from heddle_dask.sim.fleet import ControlDelays, SimulatedFleet
 

@@ -22,11 +22,10 @@ from benchmarks.live_engines import running_engines
 from benchmarks.live_setup import ARM_PREFIX, Fleet, LiveRow, Workload, lower_bound_s
 from benchmarks.process_usage import cpu_by_kind, cpu_since
 from benchmarks.router import route
-from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.live.driver.batch import Batch
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
+from heddle_dask.live.driver.programs.services import Budget, Sampling
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines
-from heddle_dask.live.driver.services import Budget, Sampling
 from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
 from heddle_dask.sim.rollout import Arm
 from heddle_dask.strategies.presets import Strategy, build_strategies
@@ -120,7 +119,7 @@ async def _run(
         engines=Engines(
             spec=fleet.spec,
             count=fleet.engines,
-            cost=engine_kind(fleet.spec.kind).cost_of(fleet.spec.options) or fleet.cost.to_mapping(),
+            cost=fleet.spec.options.cost or fleet.cost.to_mapping(),
         ),
         strategy=Strategy(arm.preset, _overrides(arm, learnt)),
         # As the client of the routers asks (`router_client`).

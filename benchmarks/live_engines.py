@@ -9,7 +9,7 @@ from distributed import Client
 
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.capacity import Patience, wait_for_capacity
+from heddle_dask.live.driver.connection.capacity import Patience, wait_for_capacity
 from heddle_dask.live.scheduler.plugin import HeddleScheduler
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 from heddle_dask.live.worker.tool_worker import ToolWorker

@@ -15,8 +15,7 @@ from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost, load_profile
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.cost.published import model_of
-from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.environments.replay import ReplayEnvironment
 from heddle_dask.sim.bound import makespan_bound
 from heddle_dask.sim.fleet import SimulatedFleet
@@ -170,7 +169,7 @@ def fleet_of(
         kv_transfer=kv_transfer,
         options=options,
     )
-    return Fleet(engines, spec, cost.scaled(own.time_scale(options)))
+    return Fleet(engines, spec, cost.scaled(options.time_scale))
 
 
 def table_of(name: str, model: str, tp_degree: int = 1) -> MeasuredTable:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core.ids import StepId
-from heddle_dask.core.priority import Priority
+from heddle_dask.core.nouns import Priority
 
 Leaves = dict[str, str | int | float | bool | None]
 

@@ -22,10 +22,9 @@ from benchmarks.predictor_trace import by_group, read_finished
 from heddle_dask.core.errors import BadInput
 from heddle_dask.predictors.features import NAN, NO_SIBLINGS, Finished, Floats, GroupFacts, Progress
 from heddle_dask.predictors.from_steps import finished_from_steps
-from heddle_dask.predictors.groups import facts_then
 from heddle_dask.predictors.length_distributions import ResidualDistribution
 from heddle_dask.predictors.model import Model, fit_model
-from heddle_dask.predictors.samples import fold_numbers
+from heddle_dask.predictors.samples import facts_then, fold_numbers
 from heddle_dask.predictors.trees import TreeSettings
 from heddle_dask.workloads.recorded import trace_file
 

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from benchmarks.predictor_scores import Score, score
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.nouns import Prediction
 from heddle_dask.predictors.features import Finished, Floats, Progress
 from heddle_dask.predictors.from_steps import PastTrajectory, finished_from_steps
 from heddle_dask.predictors.learned import LearnedPredictor

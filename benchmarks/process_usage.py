@@ -11,12 +11,12 @@ from pathlib import Path
 
 import psutil
 
-from heddle_dask.engines.kinds import ENGINE_KINDS
+from heddle_dask.engines.spec import ENGINE_KINDS, engine_kind
 
 KINDS = ("driver", "scheduler", "rollout", "tool", "engine")
 _SHARED_MEMORY = Path("/dev/shm")
 # Modules in the command lines of engine servers; their workers are child processes.
-_SERVERS = tuple(kind.server_module for kind in ENGINE_KINDS.values())
+_SERVERS = tuple(engine_kind(name).server_module for name in ENGINE_KINDS)
 
 
 @dataclass(frozen=True, slots=True)

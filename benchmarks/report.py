@@ -34,13 +34,13 @@ from heddle_dask.core.nouns import (
     ActionRequest,
     EngineDescription,
     HostDescription,
+    Prediction,
+    Priority,
     StepRequest,
     TrajectorySpec,
 )
-from heddle_dask.core.prediction import Prediction
-from heddle_dask.core.priority import Priority
 from heddle_dask.core.resources import Resources
-from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.store import RunStore
 from heddle_dask.records.token_record import Attribution, TokenRecord

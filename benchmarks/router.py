@@ -24,7 +24,7 @@ from benchmarks.live_setup import ARM_PREFIX, Fleet, LiveRow, Workload
 from benchmarks.process_usage import cpu_by_kind, cpu_since
 from benchmarks.router_client import RouterClient, replay, together
 from heddle_dask.core.errors import BadInput, HeddleError
-from heddle_dask.engines.ports import free_port
+from heddle_dask.engines.address import free_port
 from heddle_dask.engines.process import EngineProcess, likely_cause
 from heddle_dask.engines.supervised_process import SupervisedProcess
 

@@ -25,8 +25,8 @@ from heddle_dask.core.needs import Needs
 from heddle_dask.engines import wire
 from heddle_dask.engines.contract import EngineUnreachable, GenerateRequest, GenerateResult, SamplingParams
 from heddle_dask.environments.base import ActionKind, Context, Environment, Reply, Role, Task
-from heddle_dask.live.driver.attempts import trajectory_seed
-from heddle_dask.live.driver.services import Sampling
+from heddle_dask.live.driver.programs.attempts import trajectory_seed
+from heddle_dask.live.driver.programs.services import Sampling
 
 _CONNECT_TIMEOUT_S = 10.0
 
@@ -181,8 +181,8 @@ class RoutedContext:
         # The text is empty: a replay does not read it.
         return Reply(
             text="",
-            token_ids=result.token_ids,
-            logprobs=result.logprobs,
+            token_ids=tuple(result.token_ids),
+            logprobs=tuple(result.logprobs),
             finish_reason="stop" if result.finish_reason == "stop" else "length",
         )
 

@@ -7,6 +7,7 @@ a driver does it. Each size runs in its own process, and so does each way to rea
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
 import resource
 import tempfile
@@ -23,7 +24,8 @@ from benchmarks.tables import Column, print_measured_rows
 from heddle_dask.cli.number_types import COUNT
 from heddle_dask.cli.shared_options import shared_options, whole_numbers
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.run_writer import RESULTS, RunWriter, journal_path
+from heddle_dask.engines.contract import GenerateResult
+from heddle_dask.live.driver.files.run_writer import RESULTS, RunWriter, journal_path
 from heddle_dask.live.wire.messages import StepResult
 from heddle_dask.live.wire.result_codec import step_body
 from heddle_dask.records.journal import JournalReader
@@ -185,7 +187,8 @@ def _part(number: int, index: int, tokens: int) -> tuple[np.ndarray[Any, Any], n
 
 def _step_line(number: int, index: int, tokens: int) -> dict[str, Any]:
     ids, logprobs = _part(number, index, tokens)
-    result = StepResult("ok", "engine-0", ids.tobytes(), logprobs.tobytes(), "stop")
+    made = GenerateResult(ids.tolist(), logprobs.tolist(), "stop", 0, 0, math.nan, math.nan, math.nan)
+    result = StepResult("ok", "engine-0", made)
     return {"trajectory_id": f"t{number}", **step_body(index, ids, result)}
 
 

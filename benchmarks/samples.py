@@ -23,13 +23,13 @@ from benchmarks.scale import world_of
 from benchmarks.tables import Column, print_measured_rows
 from heddle_dask.cli.number_types import COUNT
 from heddle_dask.cli.shared_options import shared_options
-from heddle_dask.core.staleness import StalenessBound
+from heddle_dask.core.run_description import StalenessBound
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.task_sources import EnvironmentSource
-from heddle_dask.live.driver.attempts import group_attempts
-from heddle_dask.live.driver.run_writer import RunWriter
+from heddle_dask.live.driver.files.run_writer import RunWriter
+from heddle_dask.live.driver.programs.attempts import group_attempts
 from heddle_dask.records.token_record import Attribution, TokenRecord
 from heddle_dask.records.trajectory import StepRecord, TrajectoryRecord
 from heddle_dask.training.group_ledger import GroupLedger, GroupStart

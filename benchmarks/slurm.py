@@ -24,8 +24,8 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.slurm.cluster import SlurmCluster
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines, Output
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines, Output
 from heddle_dask.live.wire.driver_messages import GetCapacity
 from heddle_dask.live.wire.transport import ask_scheduler
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from heddle_dask.core.events import EngineLost, StepFinished, StepStarted
 from heddle_dask.core.ids import StepId
 from heddle_dask.core.journal_codec import decode
-from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.records.journal import read_journal
 
 

@@ -22,14 +22,14 @@ import psutil
 from distributed import Client
 
 from benchmarks.process_usage import ProcessUsage, usage, victims
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines, Output
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines, Output
-from heddle_dask.live.driver.services import Budget
 from heddle_dask.records.causes import CauseCounts, Ended
 
 KILLED = ("engine", "rollout", "tool")

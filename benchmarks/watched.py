@@ -38,10 +38,10 @@ from heddle_dask.cli.number_types import COUNT, POSITIVE
 from heddle_dask.cli.shared_options import shared_options
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.services import Budget
+from heddle_dask.live.wire.cluster_messages import GetSnapshot
 from heddle_dask.live.wire.transport import ask_scheduler
-from heddle_dask.live.wire.watch_messages import GetSnapshot
 from heddle_dask.views.history.run_history import RunHistory
 
 ARMS = ("not installed", "closed", "open", "top")

@@ -18,7 +18,7 @@ from heddle_dask.cli.engine_option import engine_option
 from heddle_dask.cli.model_choice import chosen_model
 from heddle_dask.cli.number_types import COUNT
 from heddle_dask.cli.shared_options import shared_options, whole_numbers
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import GenerateRequest, GenerateResult, SamplingParams
 from heddle_dask.engines.node_weights import NodeWeightsDirectory

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from heddle_dask.apis.http_calls import HttpAnswer, http_call
     from heddle_dask.apis.rewarded import FunctionReward, HttpReward, ServiceReward, rewarded
-    from heddle_dask.core.duration_profile import DurationProfile
     from heddle_dask.core.errors import BadInput
     from heddle_dask.core.needs import Needs
-    from heddle_dask.core.pools import ApiQuota, QuotaWindow
-    from heddle_dask.core.retries import RetryPolicy
+    from heddle_dask.core.nouns import DurationProfile
+    from heddle_dask.core.resources import ApiQuota, QuotaWindow
+    from heddle_dask.core.run_description import RetryPolicy
     from heddle_dask.core.sampling import StructuredOutput
     from heddle_dask.engines.model_services.spec import ServiceSpec
     from heddle_dask.engines.spec import EngineSpec
@@ -27,54 +27,54 @@ if TYPE_CHECKING:
     from heddle_dask.live.clusters.local import LocalRolloutCluster
     from heddle_dask.live.clusters.slurm.cluster import SlurmCluster
     from heddle_dask.live.driver.batch import Batch
-    from heddle_dask.live.driver.capacity import Patience
-    from heddle_dask.live.driver.control_channel import ClusterLost
-    from heddle_dask.live.driver.pools import Pools
+    from heddle_dask.live.driver.connection.capacity import Patience
+    from heddle_dask.live.driver.connection.control_channel import ClusterLost
+    from heddle_dask.live.driver.inputs.pools import Pools
+    from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel, Engines, Output
+    from heddle_dask.live.driver.inputs.telemetry import Telemetry
+    from heddle_dask.live.driver.programs.services import Budget, Sampling
     from heddle_dask.live.driver.rollout import Rollout
-    from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output
-    from heddle_dask.live.driver.services import Budget, Sampling
-    from heddle_dask.live.driver.telemetry import Telemetry
     from heddle_dask.records.store import RunReader
     from heddle_dask.strategies.presets import Strategy
 
 _PLACES = {
     "ActionFailed": "heddle_dask.environments.base",
-    "ApiQuota": "heddle_dask.core.pools",
+    "ApiQuota": "heddle_dask.core.resources",
     "BadInput": "heddle_dask.core.errors",
     "Batch": "heddle_dask.live.driver.batch",
-    "Budget": "heddle_dask.live.driver.services",
-    "ChatModel": "heddle_dask.live.driver.rollout_inputs",
-    "ClusterLost": "heddle_dask.live.driver.control_channel",
+    "Budget": "heddle_dask.live.driver.programs.services",
+    "ChatModel": "heddle_dask.live.driver.inputs.rollout_inputs",
+    "ClusterLost": "heddle_dask.live.driver.connection.control_channel",
     "Context": "heddle_dask.environments.base",
-    "DurationProfile": "heddle_dask.core.duration_profile",
+    "DurationProfile": "heddle_dask.core.nouns",
     "EngineSpec": "heddle_dask.engines.spec",
-    "Engines": "heddle_dask.live.driver.rollout_inputs",
+    "Engines": "heddle_dask.live.driver.inputs.rollout_inputs",
     "Environment": "heddle_dask.environments.base",
     "FunctionReward": "heddle_dask.apis.rewarded",
     "HttpAnswer": "heddle_dask.apis.http_calls",
     "HttpReward": "heddle_dask.apis.rewarded",
     "LocalRolloutCluster": "heddle_dask.live.clusters.local",
     "Needs": "heddle_dask.core.needs",
-    "Output": "heddle_dask.live.driver.rollout_inputs",
-    "Patience": "heddle_dask.live.driver.capacity",
-    "Pools": "heddle_dask.live.driver.pools",
-    "QuotaWindow": "heddle_dask.core.pools",
+    "Output": "heddle_dask.live.driver.inputs.rollout_inputs",
+    "Patience": "heddle_dask.live.driver.connection.capacity",
+    "Pools": "heddle_dask.live.driver.inputs.pools",
+    "QuotaWindow": "heddle_dask.core.resources",
     "RateLimited": "heddle_dask.environments.api_errors",
     "Reply": "heddle_dask.environments.base",
     "Retry": "heddle_dask.environments.api_errors",
-    "RetryPolicy": "heddle_dask.core.retries",
+    "RetryPolicy": "heddle_dask.core.run_description",
     "Reward": "heddle_dask.environments.base",
     "RewardContext": "heddle_dask.environments.rewards",
     "Rollout": "heddle_dask.live.driver.rollout",
     "RunReader": "heddle_dask.records.store",
-    "Sampling": "heddle_dask.live.driver.services",
+    "Sampling": "heddle_dask.live.driver.programs.services",
     "ServiceSpec": "heddle_dask.engines.model_services.spec",
     "ServiceReward": "heddle_dask.apis.rewarded",
     "SlurmCluster": "heddle_dask.live.clusters.slurm.cluster",
     "Strategy": "heddle_dask.strategies.presets",
     "StructuredOutput": "heddle_dask.core.sampling",
     "Task": "heddle_dask.environments.base",
-    "Telemetry": "heddle_dask.live.driver.telemetry",
+    "Telemetry": "heddle_dask.live.driver.inputs.telemetry",
     "Transcript": "heddle_dask.environments.rewards",
     "VllmOptions": "heddle_dask.engines.vllm_command",
     "http_call": "heddle_dask.apis.http_calls",

@@ -25,8 +25,8 @@ from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.run_writer import journal_path
 from heddle_dask.records.journal import read_journal
 
 REPOSITORY = Path(__file__).resolve().parents[1]

@@ -8,10 +8,10 @@ said=$(sh scripts/install_slurm.sh 2>&1)
 code=$?
 if [ "$code" -eq 0 ]; then
   [ -z "$said" ] || echo "$said"
-  PYTHONHASHSEED=0 exec "$PYTHON" -m pytest -q -m slurm
+  PYTHONHASHSEED=0 exec "$PYTHON" -m pytest -q -m slurm tests/slurm
 fi
 if [ "$code" -eq 3 ] && [ "${1:-}" = "--optional" ]; then
-  count=$("$PYTHON" -m pytest -q --collect-only -m slurm 2>/dev/null | grep -c "::")
+  count=$("$PYTHON" -m pytest -q --collect-only -m slurm tests/slurm 2>/dev/null | grep -c "::")
   echo "$said: $count tests left out"
   exit 0
 fi

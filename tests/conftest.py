@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,12 +26,77 @@ settings.register_profile("explore", _untimed, max_examples=500, print_blob=True
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "deterministic"))
 
 
+_RECORDED = REPOSITORY / "tests" / "file_seconds.tsv"
+# Of a file that no run has recorded, by its tests' markers.
+_GUESSED_S = {"vllm": 60.0, "cluster": 20.0, "slow": 10.0}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long files first: `--dist loadfile` hands out files in this order, and the last one must not be a long one."""
+    lines = _RECORDED.read_text(encoding="utf-8").splitlines() if _RECORDED.exists() else []
+    recorded = {name: float(seconds) for seconds, name in (line.split("\t") for line in lines)}
+    weights: dict[Path, float] = {}
+    for item in items:
+        guessed = max((_GUESSED_S.get(mark.name, 0.0) for mark in item.iter_markers()), default=0.0)
+        weights[item.path] = max(weights.get(item.path, 0.0), guessed)
+        if guessed and _is_live(item) and not _names_a_live_marker(item.path):
+            raise pytest.UsageError(
+                f"{item.nodeid} is live by a marker of another file: `make test` would miss it"
+            )
+    for path in weights:
+        name = path.relative_to(REPOSITORY).as_posix()
+        weights[path] = recorded.get(name, weights[path])
+    items.sort(key=lambda item: -weights[item.path])
+
+
+def _is_live(item: pytest.Item) -> bool:
+    return any(item.get_closest_marker(name) for name in ("cluster", "vllm"))
+
+
+@functools.cache
+def _names_a_live_marker(path: Path) -> bool:
+    """Whether `make test` finds the file for its live stage."""
+    return re.search(r"mark\.(cluster|vllm)", path.read_text(encoding="utf-8")) is not None
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where `make test` collects the seconds of tests: only here, not in the processes of xdist."""
+    if "HEDDLE_TEST_TIMES" in os.environ and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_Times(Path(os.environ["HEDDLE_TEST_TIMES"])), "times")
+
+
+class _Times:
+    """Appends a line with the seconds of each test, its fixtures included (see scripts/test_times.py)."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seconds: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] = self.seconds.get(report.nodeid, 0.0) + report.duration
+
+    def pytest_sessionfinish(self) -> None:
+        stage = os.environ.get("HEDDLE_TEST_STAGE", "")
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(f"{seconds:.2f}\t{stage}\t{test}\n" for test, seconds in self.seconds.items())
+
+
 @pytest.fixture(scope="session", autouse=True)
 def state_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The key that signs journalled results is made here and not in the home of the user who runs the tests."""
     home = tmp_path_factory.mktemp("state")
     os.environ["XDG_STATE_HOME"] = str(home)
     return home
+
+
+@pytest.fixture(scope="session", autouse=True)
+def shared_clusters_end(state_home: Path) -> Iterator[None]:
+    """Those that tests of this process have shared, if any has asked for one."""
+    yield
+    shared = sys.modules.get("worlds.shared_cluster")
+    if shared is not None:
+        shared.close_shared_clusters()
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,7 @@ import click
 from distributed import Worker
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.engines.kinds import ENGINE_KINDS, engine_kind
-from heddle_dask.engines.spec import EngineSpec, check_hardware
+from heddle_dask.engines.spec import DEFAULT_KIND, ENGINE_KINDS, EngineSpec, check_hardware, engine_kind
 from heddle_dask.live.wire.messages import HARDWARE_VARIABLE
 from heddle_dask.live.worker.engine_host import Watch
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
@@ -28,7 +27,7 @@ from heddle_dask.live.worker.rollout_worker import RolloutWorker
 
 @click.command()
 @click.option("--model", default=None, help="model directory; without it no engine is started here")
-@click.option("--engine", default="vllm", help=f"{', '.join(ENGINE_KINDS)} or package.module:object")
+@click.option("--engine", default=DEFAULT_KIND, help=f"{', '.join(ENGINE_KINDS)} or package.module:object")
 @click.option("--slots", default=None, type=click.IntRange(min=1), help="default: as the engine kind chooses")
 @click.option("--max-model-len", default=None, type=click.IntRange(min=2), help="default: the model's limit")
 @click.option("--tp-degree", default=1, type=click.IntRange(min=1))

@@ -16,10 +16,8 @@ from functools import partial
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.ids import ActionId, GroupId, HostId, TrajectoryId
-from heddle_dask.core.nouns import ActionRequest, HostDescription, TrajectorySpec
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.nouns import ActionRequest, DurationProfile, HostDescription, Prediction, TrajectorySpec
 from heddle_dask.core.resources import Amounts, ResourceDemand, Resources
 from heddle_dask.strategies.presets import build_strategies
 

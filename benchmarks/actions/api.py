@@ -16,7 +16,7 @@ from benchmarks.actions.rows import ActionRow
 from benchmarks.actions.simulated_api import ApiTraits
 from benchmarks.experiments import Study
 from benchmarks.tables import ratio_fields
-from heddle_dask.core.pools import QuotaWindow
+from heddle_dask.core.resources import QuotaWindow
 
 TUNING_SEED = 1_000
 """Retries of the tuned baseline are chosen on this seed, and reported on others."""

@@ -12,10 +12,9 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.ids import ActionId, GroupId, HostId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, HostDescription, TrajectorySpec
-from heddle_dask.core.pools import ApiQuota
 from heddle_dask.core.quotas import REPEATED
-from heddle_dask.core.resources import ResourceDemand, Resources, api_resource
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.resources import ApiQuota, ResourceDemand, Resources, api_resource
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.sim.loop import VirtualTime
 from heddle_dask.strategies.presets import build_strategies
 

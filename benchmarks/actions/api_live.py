@@ -13,10 +13,10 @@ from benchmarks.actions.rows import ActionRow
 from benchmarks.emulated_rollouts import emulated
 from heddle_dask.apis.http_calls import http_call
 from heddle_dask.core.needs import Needs
-from heddle_dask.core.pools import ApiQuota, QuotaWindow
+from heddle_dask.core.resources import ApiQuota, QuotaWindow
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.pools import Pools
+from heddle_dask.live.driver.inputs.pools import Pools
 from heddle_dask.live.driver.rollout import Rollout
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from aiohttp import web
 
-from heddle_dask.core.pools import ApiQuota
+from heddle_dask.core.resources import ApiQuota
 
 
 @dataclass

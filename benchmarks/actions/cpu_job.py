@@ -17,9 +17,9 @@ from benchmarks.opponents.pod_settings import PodSettings
 from benchmarks.opponents.pods import SimulatedPods
 from heddle_dask.core.nouns import HostDescription
 from heddle_dask.engines.collector import collect_seldom
-from heddle_dask.sim.action_bodies import SimulatedCall
 from heddle_dask.sim.clusters import Cluster
 from heddle_dask.sim.fleet import SimulatedFleet, equal_hosts
+from heddle_dask.sim.program import SimulatedCall
 from heddle_dask.sim.rollout import rollout_predictor
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import build_strategies, tell_costs

@@ -17,13 +17,11 @@ from types import MappingProxyType
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.ids import ActionId, GroupId, HostId, TrajectoryId
-from heddle_dask.core.nouns import ActionRequest, HostDescription, TrajectorySpec
-from heddle_dask.core.pools import ModelService
-from heddle_dask.core.resources import GPUS, MODELS_PER_GPU, Amounts, ResourceDemand, Resources
-from heddle_dask.sim.action_bodies import SimulatedCall
+from heddle_dask.core.nouns import ActionRequest, DurationProfile, HostDescription, TrajectorySpec
+from heddle_dask.core.resources import GPUS, MODELS_PER_GPU, Amounts, ModelService, ResourceDemand, Resources
 from heddle_dask.sim.loop import VirtualTime
+from heddle_dask.sim.program import SimulatedCall
 from heddle_dask.sim.service_times import ServiceTimes
 from heddle_dask.sim.services import SimulatedServices
 from heddle_dask.strategies.presets import build_strategies

@@ -30,8 +30,8 @@ from benchmarks.opponents import PER_TRAJECTORY
 from benchmarks.tables import ratio_fields
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.services import Budget
 from heddle_dask.strategies.presets import Strategy
 
 COMMAND_S = 0.1

@@ -18,7 +18,7 @@ import numpy as np
 
 from benchmarks.emulated_rollouts import emulated, rolled_out
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.isolation.machine import own_cores
+from heddle_dask.isolation.cores import own_cores
 
 CEILING_S = 8.0
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from heddle_dask.core.pools import QuotaWindow
 from heddle_dask.core.quotas import RATE_LIMITED, UNAVAILABLE, SlidingWindow
+from heddle_dask.core.resources import QuotaWindow
 from heddle_dask.sim.loop import VirtualTime
 
 Answered = Callable[[str], None]

@@ -14,8 +14,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.nouns import DurationProfile
 from heddle_dask.core.resources import Amounts, ResourceDemand
 from heddle_dask.workloads.planned import PlannedAction, PlannedStep, PlannedTrajectory
 from heddle_dask.workloads.synthetic import WORKLOADS, WorkloadParameters, synthesize

@@ -8,8 +8,7 @@ from math import inf
 
 from heddle_dask.core.view import ClusterView, Grant
 from heddle_dask.strategies.actions.free_resources import FreeResources, fixed_amounts
-from heddle_dask.strategies.actions.signature_queues import SignatureQueues, Turn
-from heddle_dask.strategies.actions.turns import offer_in_turn
+from heddle_dask.strategies.actions.signature_queues import SignatureQueues, Turn, offer_in_turn
 
 
 @dataclass(slots=True)

@@ -17,8 +17,8 @@ from heddle_dask.core.commands import RunAction
 from heddle_dask.core.events import ActionFinished
 from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
 from heddle_dask.core.resources import CPUS
-from heddle_dask.sim.action_bodies import SimulatedCall
 from heddle_dask.sim.loop import VirtualTime
+from heddle_dask.sim.program import SimulatedCall
 
 
 @dataclass(slots=True, eq=False)

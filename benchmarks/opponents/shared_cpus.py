@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from heddle_dask.core.duration_profile import DurationProfile
+from heddle_dask.core.nouns import DurationProfile
 from heddle_dask.sim.loop import VirtualTime
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.tp_degrees import TpDegreePlan
+from heddle_dask.core.nouns import TpDegreePlan
 from heddle_dask.cost.hardware import ModelShape
 from heddle_dask.cost.published import model_of
 from heddle_dask.predictors.chosen import build_predictor

@@ -18,9 +18,9 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.environments.task_sources import ListSource
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
+from heddle_dask.live.driver.programs.services import Sampling
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines
-from heddle_dask.live.driver.services import Sampling
 from heddle_dask.records.reader import RunReader
 from heddle_dask.training.group_plan import GroupPlan
 from heddle_dask.training.groups import FinishedGroup

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from benchmarks.redundancy.attempts import Groups, RecordedAttempt
-from heddle_dask.core.staleness import REDUNDANT
+from heddle_dask.core.run_description import REDUNDANT
 from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.training.group_ledger import CancelMember, DeliverGroup, GroupLedger, GroupStart

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from benchmarks.rollart.training.environments import ResetTimes
-from heddle_dask.core.duration_profile import DurationProfile
+from heddle_dask.core.nouns import DurationProfile
 from heddle_dask.core.resources import ResourceDemand
 from heddle_dask.workloads.planned import PlannedAction, PlannedTrajectory, fit_into_context
 from heddle_dask.workloads.synthetic import WorkloadParameters, synthesize

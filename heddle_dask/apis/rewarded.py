@@ -170,15 +170,12 @@ class RewardedEnvironment:
 
     @property
     def name(self) -> str:
-        """That of the environment."""
         return self._environment.name
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
-        """See `Environment.tasks`."""
         return self._environment.tasks(count, seed)
 
     async def solve(self, task: Task, ctx: Context) -> float | Reward | None:
-        """See `Environment.solve`."""
         return await self._environment.solve(task, ctx)
 
     async def reward(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:

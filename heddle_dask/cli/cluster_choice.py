@@ -23,8 +23,8 @@ from heddle_dask.engines.spec import check_hardware
 from heddle_dask.live.clusters.local import ClusterProcessFailed, LocalRolloutCluster, SupervisedCluster
 from heddle_dask.live.clusters.quota_table import QUOTAS
 from heddle_dask.live.clusters.slurm.cluster_file import AFFINITY
-from heddle_dask.live.driver.encryption import unencrypted
-from heddle_dask.strategies.affinity.checks import affinity_override
+from heddle_dask.live.driver.connection.encryption import unencrypted
+from heddle_dask.strategies.affinity.hardware_map import affinity_override
 
 CONNECT_TIMEOUT_S = 10.0
 JOIN_TIMEOUT_S = 60.0

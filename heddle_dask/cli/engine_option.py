@@ -11,12 +11,11 @@ import click
 
 from heddle_dask.cli.shared_options import F, in_order
 from heddle_dask.core.errors import BadInput
-from heddle_dask.engines.kinds import ENGINE_KINDS, engine_kind
-from heddle_dask.engines.vllm_arguments import extra_arguments
-from heddle_dask.engines.vllm_command import DTYPES, Logprobs, VllmOptions
+from heddle_dask.engines.spec import DEFAULT_KIND, ENGINE_KINDS, EngineOptions, engine_kind
+from heddle_dask.engines.vllm_command import DTYPES, Logprobs, extra_arguments
 
 
-def engine_option(default: str, *others: str) -> Callable[[F], F]:
+def engine_option(default: str = DEFAULT_KIND, *others: str) -> Callable[[F], F]:
     """The option, checked when the command line is read.
 
     Parameters
@@ -87,7 +86,7 @@ def parsed_vllm_options(
     quantization: str | None,
     logprobs: str | None,
     engine_args: Sequence[str],
-) -> VllmOptions | None:
+) -> EngineOptions | None:
     """The options of a vLLM engine; None where none was given.
 
     Raises
@@ -105,8 +104,9 @@ def parsed_vllm_options(
     if not given:
         return None
     kind = engine_kind(engine)
-    if not issubclass(kind.options_type, VllmOptions):
-        option = next(iter(given)).replace("extra_args", "engine_arg").replace("_", "-")
+    lacking = [name for name in given if name not in kind.options_type.names()]
+    if lacking:
+        option = lacking[0].replace("extra_args", "engine_arg").replace("_", "-")
         raise BadInput(f"--{option} is an option of vLLM engines, not of {kind.name} ones: leave it out")
     return kind.options_type.from_mapping(given)
 

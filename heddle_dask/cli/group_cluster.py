@@ -15,8 +15,8 @@ from heddle_dask.core.toml_table import read_toml
 from heddle_dask.live.clusters.slurm.cluster import SlurmCluster
 from heddle_dask.live.clusters.slurm.cluster_file import cluster_plan, is_plan
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan
-from heddle_dask.live.driver.rollout_inputs import Engines
-from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
+from heddle_dask.live.driver.session.tp_degree_specs import TpDegreeSpecs
 
 _SAID_BY_GROUPS = {
     "engines": "each group's engines, minimum and maximum",

@@ -8,7 +8,7 @@ from pathlib import Path
 import heddle_dask
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.defaults import SMALL_CONTEXT_TOKENS, model_context_tokens
-from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.spec import engine_kind
 
 _HUB = re.compile(r"[\w.-]+/[\w.-]+\Z")  # OWNER/NAME
 _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import uvloop
 
 from heddle_dask.cli.engine_option import engine_option
 from heddle_dask.cli.number_types import COUNT, TOKENS
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.spec import DEFAULT_KIND
 
 if TYPE_CHECKING:
     from heddle_dask.cost.measured import MeasuredTable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     default=None,
     help="Model directory, for operators also a name [default: the shipped tiny-agent].",
 )
-@engine_option("vllm", "operators")
+@engine_option(DEFAULT_KIND, "operators")
 @click.option(
     "--engines",
     type=COUNT,
@@ -75,8 +75,7 @@ def profile(
     With --engine operators no engine is started: a model's kernels are timed on one GPU with torch alone, without
     weights.
     """
-    from heddle_dask.engines.kinds import engine_kind
-    from heddle_dask.engines.spec import EngineSpec
+    from heddle_dask.engines.spec import EngineSpec, engine_kind
     from heddle_dask.profiling.engines import model_name
 
     if engine == "operators":
@@ -114,7 +113,7 @@ def _engine_model(
     from heddle_dask.cost.engine_cost import load_profile
     from heddle_dask.cost.hardware import check_degree
     from heddle_dask.cost.model_config import read_shape
-    from heddle_dask.engines.kinds import engine_kind
+    from heddle_dask.engines.spec import engine_kind
 
     chosen = chosen_model(model, engine)
     check_degree(read_shape(chosen), tp_degree)
@@ -126,6 +125,8 @@ def _engine_model(
 def _of_engine(
     spec: EngineSpec, tokens: int, repeats: int, engines: int, device: str | None, kv_transfer: bool
 ) -> Callable[[], MeasuredTable]:
+    import uvloop
+
     from heddle_dask.profiling.engines import profile_engine
     from heddle_dask.profiling.plan import plan_for
 

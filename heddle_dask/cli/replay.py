@@ -27,7 +27,7 @@ def replay(run: Path, import_strategies: bool, as_json: bool, seed: int) -> None
     """
     if import_strategies:
         import_from_here()
-    from heddle_dask.live.driver.recorded_sessions import recorded_sessions
+    from heddle_dask.live.driver.files.recorded_sessions import recorded_sessions
 
     sessions = recorded_sessions(run, import_strategies=import_strategies)
     rows: list[dict[str, Any]] = []

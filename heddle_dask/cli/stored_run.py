@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.run_writer import RESULTS, journal_path
+from heddle_dask.live.driver.files.run_writer import RESULTS, journal_path
 from heddle_dask.records.causes import Ended
 from heddle_dask.records.journal import JournalReader
 from heddle_dask.records.reader import RunReader

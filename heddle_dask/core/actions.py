@@ -6,18 +6,15 @@ from collections.abc import Iterable, Sequence
 
 from heddle_dask.core import events as ev
 from heddle_dask.core import guards
-from heddle_dask.core.action_turns import ActionTurns
 from heddle_dask.core.api_calls import ApiCalls
 from heddle_dask.core.commands import AbortAction, Command, GiveUpAction, ReleaseHost, RunAction, WakeUp
 from heddle_dask.core.entities import NO_RESOURCES, Action, Host, Trajectory
 from heddle_dask.core.ids import HostId
-from heddle_dask.core.pool_capacity import PoolCapacity
 from heddle_dask.core.quotas import REPEATED, calls_of
 from heddle_dask.core.resources import GPUS, Resources
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.sandboxes import Sandboxes
 from heddle_dask.core.service_copies import ServiceCopy
-from heddle_dask.core.service_demand import on_chunks
 from heddle_dask.core.services import ServicePool
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import (
@@ -36,6 +33,7 @@ from heddle_dask.core.view import (
     Grant,
     ObservesActions,
 )
+from heddle_dask.core.waiting_actions import ActionTurns, PoolCapacity, on_chunks
 
 
 class Actions:

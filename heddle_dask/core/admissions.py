@@ -1,20 +1,174 @@
-"""Admissions: which submitted trajectories start. A strategy proposes, and each proposal is carried out once.
+"""Admissions: which submitted trajectories start, and the bound on staleness that each run sets.
 
-Where several runs share the engines, they are asked in the order of their turns (`core.fair_share`). A run that holds
-more than its share of the KV memory admits nothing while another one that holds less waits; unless that one has
-declined although an engine is half empty, for then it has no use for the memory now.
+A strategy proposes, and each proposal is carried out once. Where several runs share the engines, they are asked in the
+order of their turns (`core.fair_share`). A run that holds more than its share of the KV memory admits nothing while
+another one that holds less waits; unless that one has declined although an engine is half empty, for then it has no use
+for the memory now.
+
+A trajectory waits for a credit (`core.run_record`) before the admission of its run sees it. Its first step goes to an
+engine whose weights are new enough, or waits for one. In the mode ``"cancel"`` what is too old is cancelled at the next
+optimiser step, turn or installation of weights, and the other members of its group with it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from heddle_dask.core import events as ev
 from heddle_dask.core import guards
-from heddle_dask.core.commands import AdmitTrajectory, Command
+from heddle_dask.core.commands import AdmitTrajectory, CancelTrajectory, Command
 from heddle_dask.core.entities import Engine, Trajectory
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.core.run_description import REDUNDANT, STALE
 from heddle_dask.core.run_record import RunRecord
 from heddle_dask.core.run_strategies import RunStrategies, StrategyTable
 from heddle_dask.core.state import State
-from heddle_dask.core.transitions import TrajectoryEvent
+from heddle_dask.core.transitions import TrajectoryEvent, TrajectoryState
 from heddle_dask.core.view import Admit
+
+
+class BoundedStaleness:
+    """The controller's handler of optimiser steps, groups and cancellations."""
+
+    def __init__(self, state: State, runs: StrategyTable) -> None:
+        self.state = state
+        self.runs = runs
+
+    # -- credits -----------------------------------------------------------------------------------
+
+    def submitted(self, trajectory: Trajectory) -> None:
+        """A trajectory waits for admission, once it has a credit where its run has a bound."""
+        run = self.state.run_of(trajectory)
+        if run.ledger is None:
+            self._show(trajectory)
+            return
+        run.ledger.submitted(trajectory.spec.group_id, trajectory.trajectory_id)
+        if run.ledger.has_credit(trajectory.spec.group_id, trajectory.trajectory_id):
+            self._show(trajectory)
+        else:
+            run.without_credit[trajectory.trajectory_id] = None
+            self.grant(run)
+
+    def grant(self, run: RunRecord) -> None:
+        """Let the admission see the trajectories that have credits now."""
+        if run.ledger is None or not run.without_credit:
+            return
+        for name in run.ledger.grant():
+            run.without_credit.pop(name, None)
+            self._show(self.state.trajectories[name])
+
+    def _show(self, trajectory: Trajectory) -> None:
+        self.state.wait_for_admission(trajectory)
+        run = self.runs.of(trajectory)
+        if run.strategies.predictor is None or trajectory.prediction is not None:
+            run.rank(trajectory)
+
+    def ended(self, trajectory: Trajectory, started: bool) -> None:
+        """A trajectory has ended; `started`: its program ran."""
+        run = self.state.run_of(trajectory)
+        if run.ledger is None or trajectory.parent is not None:
+            return
+        run.without_credit.pop(trajectory.trajectory_id, None)
+        useless = not started or bool(trajectory.cancelled)
+        run.ledger.ended(trajectory.spec.group_id, trajectory.trajectory_id, useless)
+        self.grant(run)
+
+    def group_ended(self, event: ev.GroupEnded) -> bool:
+        """A group is in the buffer or dropped; False for one of a run without a bound."""
+        run = self.state.runs.get(event.run_id)
+        if run is None or run.ledger is None:
+            self.state.count_stale()
+            return False
+        run.ledger.group_ended(event.group_id, event.accepted)
+        self.grant(run)
+        return True
+
+    # -- age ---------------------------------------------------------------------------------------
+
+    def optimizer_step_ended(self, event: ev.OptimizerStepEnded) -> list[Command]:
+        """There are credits for another batch, and some trajectories may be too old."""
+        run = self.state.runs.get(event.run_id)
+        if run is None or run.ledger is None or not run.ledger.step_ended(event.version):
+            return self.state.count_stale()
+        self.grant(run)
+        return self.check(t for t in self.state.trajectories.values() if t.spec.run_id == event.run_id)
+
+    def check_residents(self, engine: Engine) -> list[Command]:
+        """Check what is on an engine, which has other weights now."""
+        return self.check(self.state.trajectories[name] for name in list(engine.residents))
+
+    def check(self, trajectories: Iterable[Trajectory]) -> list[Command]:
+        """Cancel those that are too old, and the other members of their groups."""
+        stale: dict[tuple[str, str], Trajectory] = {}
+        for trajectory in trajectories:
+            if self.is_stale(trajectory):
+                stale.setdefault((trajectory.spec.run_id, trajectory.spec.group_id), trajectory)
+        if not stale:
+            return []
+        members = [t for t in self.state.trajectories.values() if (t.spec.run_id, t.spec.group_id) in stale]
+        return [command for member in members for command in self._cancel(member, STALE)]
+
+    def is_stale(self, trajectory: Trajectory) -> bool:
+        """Whether a trajectory is to be cancelled because it exceeds the bound."""
+        first = trajectory.first_version
+        if first is None or trajectory.cancelled or trajectory.state is TrajectoryState.ENDED:
+            return False
+        ledger = self.state.run_of(trajectory).ledger
+        if ledger is None or ledger.bound.mode != "cancel" or not trajectory.has_begun:
+            return False
+        return not ledger.is_valid(first)
+
+    def redundant(self, event: ev.TrajectoryRedundant) -> list[Command]:
+        """The driver has enough without a trajectory."""
+        trajectory = self.state.trajectories.get(event.trajectory_id)
+        commands = [] if trajectory is None else self._cancel(trajectory, REDUNDANT)
+        return commands or self.state.count_stale()
+
+    def _cancel(self, trajectory: Trajectory, cause: str) -> list[Command]:
+        """Have a trajectory stopped; its branches end with it."""
+        if trajectory.cancelled or trajectory.state is TrajectoryState.ENDED:
+            return []
+        trajectory.cancelled = cause
+        if trajectory.parent is not None:
+            return []
+        run = self.state.run_of(trajectory)
+        run.cancelled[cause] = run.cancelled.get(cause, 0) + 1
+        self.state.stop_waiting_for_admission(trajectory)
+        if run.ledger is not None and trajectory.state is TrajectoryState.SUBMITTED:
+            run.ledger.ended(trajectory.spec.group_id, trajectory.trajectory_id, useless=True)
+        return [CancelTrajectory(trajectory.trajectory_id, cause)]
+
+    # -- versions ----------------------------------------------------------------------------------
+
+    def started(self, trajectory: Trajectory, engine: Engine) -> list[Command]:
+        """A step has started: with the first one the trajectory begins to age."""
+        trajectory.policy_version = engine.version.number
+        if trajectory.generated_tokens == 0 and (
+            trajectory.parent is None or trajectory.first_version is None
+        ):
+            trajectory.first_version = engine.version
+        return self.check([trajectory])
+
+    def answered(self, trajectory: Trajectory, event: ev.StepFinished) -> None:
+        """A result says which version sampled its first token; it is not counted yet."""
+        engine = self.state.engines.get(event.engine_id)
+        version = PolicyVersion() if engine is None else engine.version
+        if event.policy_version >= 0:
+            version = PolicyVersion(version.lineage, event.policy_version)
+            self.state.take_version(version)
+            trajectory.policy_version = event.policy_version
+        trajectory.kv_version = version
+        if engine is not None and version.number < engine.version.number:
+            trajectory.kv_version = engine.version  # it has recomputed the cache meanwhile, or dropped it
+        if not event.new_tokens:
+            return
+        inherited = trajectory.parent is not None and trajectory.first_version is not None
+        if trajectory.generated_tokens == 0 and not inherited:
+            before = trajectory.first_version
+            begun_before = before is not None and not before.lineage and version.number > before.number
+            if before is None or before.lineage == version.lineage or begun_before:
+                trajectory.first_version = version
+
 
 # An engine with less than this share of its KV memory in use has room for any trajectory that is worth waiting for.
 _HALF_EMPTY = 0.5

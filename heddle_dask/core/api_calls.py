@@ -6,8 +6,8 @@ from heddle_dask.core.commands import NO_WAITS, Command, ReportApi, WakeUp
 from heddle_dask.core.entities import Action
 from heddle_dask.core.events import ActionFinished
 from heddle_dask.core.nouns import ActionRequest, ActionWaits
-from heddle_dask.core.pools import ApiQuota
 from heddle_dask.core.quotas import backoff_s, calls_of
+from heddle_dask.core.resources import ApiQuota
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import BreakerState
 

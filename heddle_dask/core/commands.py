@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
-from heddle_dask.core.nouns import ActionWaits
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.priority import Priority
+from heddle_dask.core.ids import ActionId, EngineId, HostId, PolicyVersion, StepId, TrajectoryId
+from heddle_dask.core.nouns import ActionWaits, Priority
 from heddle_dask.core.resources import CPUS, Resources
 
 NO_WAITS = ActionWaits()

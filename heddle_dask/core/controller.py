@@ -21,20 +21,15 @@ from typing import Any
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.actions import Actions
-from heddle_dask.core.admissions import Admissions
-from heddle_dask.core.bounded_staleness import BoundedStaleness
+from heddle_dask.core.admissions import Admissions, BoundedStaleness
 from heddle_dask.core.commands import Command, DropContext, PredictRemaining
-from heddle_dask.core.deployments import Deployments
-from heddle_dask.core.drains import Drains
-from heddle_dask.core.engines import EngineMembership
+from heddle_dask.core.engines import Deployments, Drains, EngineMembership
 from heddle_dask.core.entities import Engine, Trajectory
-from heddle_dask.core.held_steps import HeldSteps
-from heddle_dask.core.ids import ActionId, RunId, StepId
+from heddle_dask.core.ids import RunId, StepId
 from heddle_dask.core.migrations import Migrations
 from heddle_dask.core.nouns import TrajectorySpec
-from heddle_dask.core.placements import Placements
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.run_description import RunDescription
+from heddle_dask.core.placements import HeldSteps, Placements
+from heddle_dask.core.run_description import RetryPolicy, RunDescription
 from heddle_dask.core.run_strategies import BuildStrategies, StrategyTable
 from heddle_dask.core.snapshot import ClusterSnapshot, run_counts, snapshot_of
 from heddle_dask.core.state import State
@@ -157,10 +152,6 @@ class Controller:
         back from a dead worker: a step that has ended is never commanded again.
         """
         return self._open(step_id) is not None
-
-    def awaits_action(self, action_id: ActionId) -> bool:
-        """Whether this action has not ended: it waits for CPUs, or a host was commanded to run it."""
-        return action_id in self.state.actions
 
     # -- runs --------------------------------------------------------------------------------------
 

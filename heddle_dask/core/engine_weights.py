@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass, field
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.core.run_description import WeightUpdatePolicy
 from heddle_dask.core.transitions import WEIGHTS, WeightsEvent, WeightsState
-from heddle_dask.core.weight_policy import WeightUpdatePolicy
 
 
 @dataclass(slots=True, eq=False)

@@ -9,18 +9,19 @@ from heddle_dask.core.commands import NO_WAITS, AbortStep, Command
 from heddle_dask.core.engine_weights import WeightsOfEngine
 from heddle_dask.core.errors import InvalidTransition
 from heddle_dask.core.events import StepFinished
-from heddle_dask.core.ids import ActionId, EngineId, HostId, RunId, TrajectoryId
+from heddle_dask.core.ids import ActionId, EngineId, HostId, PolicyVersion, RunId, TrajectoryId
 from heddle_dask.core.nouns import (
+    NORMAL,
     ActionRequest,
     ActionWaits,
     EngineDescription,
     HostDescription,
+    Prediction,
+    Priority,
+    Quantile,
     StepRequest,
     TrajectorySpec,
 )
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.prediction import Prediction, Quantile
-from heddle_dask.core.priority import NORMAL, Priority
 from heddle_dask.core.resources import CPUS, GPUS, Resources, api_of
 from heddle_dask.core.service_copies import HostGpus, ServiceCopy
 from heddle_dask.core.transitions import (

@@ -28,7 +28,7 @@ class WriteFailed(HeddleError):
     @classmethod
     def of(cls, path: object, error: OSError) -> WriteFailed:
         """The failure to write one file of a run."""
-        # ESTALE: another process has become the writer (`records/lease.py`).
+        # ESTALE: another process has become the writer (`records/locks.py`).
         room = "" if error.errno == errno.ESTALE else "make room there, then "
         return cls(
             f"cannot write {path}: {error.strerror or error}: {room}finish the run with the same command and --resume"

@@ -13,22 +13,23 @@ from heddle_dask.core.ids import (
     EngineId,
     GroupId,
     HostId,
+    PolicyVersion,
     RunId,
     StepId,
     TrajectoryId,
 )
 from heddle_dask.core.nouns import (
     ActionRequest,
+    DegreeRequest,
     EngineDescription,
     HostDescription,
+    Prediction,
     StepRequest,
+    TpDegreePlan,
     TrajectorySpec,
 )
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.pools import ApiQuota, ModelService, PoolMaximum
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.resources import ApiQuota, ModelService, PoolMaximum
 from heddle_dask.core.run_description import RunDescription
-from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,6 @@ class FreeChunks:
 
     @property
     def gpus(self) -> int:
-        """Free GPUs."""
         return sum(count << level for level, count in enumerate(self.counts))
 
     @property

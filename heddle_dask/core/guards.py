@@ -11,10 +11,9 @@ from heddle_dask.core.engine_list import engine_among
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.ids import EngineId
-from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.nouns import DegreeRequest, StepRequest, TpDegreePlan
 from heddle_dask.core.quotas import calls_of
 from heddle_dask.core.state import State
-from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
 from heddle_dask.core.transitions import ActionState, EngineState, KvState, TrajectoryState
 from heddle_dask.core.view import Admit, Grant, Move, MoveRequest, Route
 

@@ -15,8 +15,7 @@ from hashlib import blake2b
 from typing import Final
 
 from heddle_dask.core.ids import ActionId
-from heddle_dask.core.pools import ApiQuota, QuotaWindow
-from heddle_dask.core.resources import Resources, api_of
+from heddle_dask.core.resources import ApiQuota, QuotaWindow, Resources, api_of
 from heddle_dask.core.transitions import BREAKER, BreakerEvent, BreakerState
 
 RATE_LIMITED: Final = "rate-limited"

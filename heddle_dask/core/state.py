@@ -8,26 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from heddle_dask.core.action_times import DelayedActions, ToolSeconds
 from heddle_dask.core.commands import Command
-from heddle_dask.core.credits import CreditLedger
-from heddle_dask.core.delayed_actions import DelayedActions
 from heddle_dask.core.engine_list import EngineList
 from heddle_dask.core.engine_weights import PublishedWeights
 from heddle_dask.core.entities import Action, Engine, Host, SandboxPlace, Trajectory
 from heddle_dask.core.fair_share import FairShare
 from heddle_dask.core.gpu_chunks import GpuChunk
-from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, RunId, TrajectoryId
-from heddle_dask.core.load_seconds import LoadSeconds
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.pools import ModelService
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, PolicyVersion, RunId, TrajectoryId
+from heddle_dask.core.nouns import DegreeRequest, Prediction, TpDegreePlan
 from heddle_dask.core.quotas import ApiPool
-from heddle_dask.core.resources import Resources
+from heddle_dask.core.resources import ModelService, Resources
 from heddle_dask.core.run_description import RunDescription
-from heddle_dask.core.run_record import RunRecord
-from heddle_dask.core.service_copies import ServiceCopy
-from heddle_dask.core.tool_seconds import ToolSeconds
-from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
+from heddle_dask.core.run_record import CreditLedger, RunRecord
+from heddle_dask.core.service_copies import LoadSeconds, ServiceCopy
 from heddle_dask.core.transitions import (
     EngineState,
     TrajectoryState,

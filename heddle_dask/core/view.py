@@ -10,18 +10,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
-from heddle_dask.core.action_turns import actions_in_turn, run_of_action, turn_cost
-from heddle_dask.core.chunk_choice import ChunkRank, ranked_chunks
+from heddle_dask.core.action_times import ToolSeconds
 from heddle_dask.core.entities import Action, Engine, Host, Trajectory
 from heddle_dask.core.events import StepFinished
 from heddle_dask.core.gpu_chunks import FreeChunks, chunk_size
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, RunId, TrajectoryId
-from heddle_dask.core.nouns import ActionRequest, StepRequest
-from heddle_dask.core.priority import Priority
+from heddle_dask.core.nouns import ActionRequest, Priority, StepRequest
 from heddle_dask.core.resources import Resources
-from heddle_dask.core.service_copies import ServiceCopy
+from heddle_dask.core.service_copies import ChunkRank, ServiceCopy, ranked_chunks
 from heddle_dask.core.state import State
-from heddle_dask.core.tool_seconds import ToolSeconds
+from heddle_dask.core.waiting_actions import actions_in_turn, run_of_action, turn_cost
 
 
 class ClusterView:

@@ -14,9 +14,8 @@ from __future__ import annotations
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command, FetchWeights, InstallWeights, WakeUp
 from heddle_dask.core.entities import Engine
-from heddle_dask.core.ids import EngineId
+from heddle_dask.core.ids import EngineId, PolicyVersion
 from heddle_dask.core.migrations import Migrations
-from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import EngineEvent, EngineState, WeightsEvent, WeightsState
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import aiohttp
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import EngineRefused, EngineUnreachable
-from heddle_dask.engines.engine_kind import Dialect, WeightTransferDialect
+from heddle_dask.engines.dialect import Dialect, WeightTransferDialect
 from heddle_dask.engines.node_weights import FetchStopped, NodeWeightsDirectory
 from heddle_dask.weights.collective import CollectiveUri
 from heddle_dask.weights.manifest import WeightManifest, WeightsRefused

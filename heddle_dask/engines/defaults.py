@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec
 
 SMALL_SLOTS = 16
 """On CPUs the time of an iteration grows with the batch, so that more slots make every step slower. With 16 the shipped

@@ -11,12 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
 
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.engines.address import EngineAddress
+from heddle_dask.engines.connection import EngineConnection
 from heddle_dask.engines.contract import (
+    FIRST,
     EngineUnreachable,
     KvFacts,
     KvHandle,
@@ -24,8 +23,8 @@ from heddle_dask.engines.contract import (
     KvTransferFailed,
     context_digest,
 )
-from heddle_dask.engines.engine_kind import Dialect
-from heddle_dask.engines.priority import FIRST
+from heddle_dask.engines.dialect import Dialect, KvDialect
+from heddle_dask.engines.weight_update import WeightUpdateClient
 
 # A third of the lease is reserved for the abort of an overdue import to arrive.
 _USABLE_SHARE = 2 / 3
@@ -33,47 +32,14 @@ _USABLE_SHARE = 2 / 3
 _ABORT_ANSWER_S = 5.0
 
 
-class TransferEngine(Protocol):
-    """The methods of `EngineClient` that transfers use."""
-
-    @property
-    def address(self) -> EngineAddress:
-        """Where the engine listens."""
-        ...
-
-    async def one_token_step(self, request_id: str, body: bytes) -> bytes:
-        """Send a step of one token."""
-        ...
-
-    @property
-    def version(self) -> PolicyVersion:
-        """The weights that it samples with."""
-        ...
-
-    @property
-    def keeps_kv(self) -> bool:
-        """Whether KV of other weights is good enough."""
-        ...
-
-    async def configuration(self) -> Mapping[str, Any]:
-        """The engine's configuration, in its own words."""
-        ...
-
-    async def abort(self, request_ids: Sequence[str]) -> None:
-        """End requests early."""
-        ...
-
-    async def healthy(self) -> bool:
-        """Whether the engine can serve."""
-        ...
-
-
 class KvTransferClient:
     """Exports from, imports to and warm-ups of one engine; see `EngineClient` for the promises."""
 
-    def __init__(self, engine: TransferEngine, dialect: Dialect) -> None:
+    def __init__(self, engine: EngineConnection, weights: WeightUpdateClient, dialect: Dialect) -> None:
         self._engine = engine
+        self._weights = weights
         self._dialect = dialect
+        self._kv = dialect if isinstance(dialect, KvDialect) else None
         self._facts: KvFacts | None = None
         # Handles imported here, by the source's name for them, and the monotonic time until which they are valid.
         self._used: dict[tuple[str, str], float] = {}
@@ -82,10 +48,11 @@ class KvTransferClient:
         """Pin a context's KV on this engine."""
         try:
             facts = await self._ask()
+            assert self._kv is not None  # else it was refused
             # Read before the step: the lease begins at the step's end and so outlasts the handle.
             asked_s = time.monotonic()
-            version = self._engine.version
-            body = self._dialect.one_token_body(request_id, token_ids, FIRST, self._dialect.export_params())
+            version = self._weights.version
+            body = self._dialect.one_token_body(request_id, token_ids, FIRST, self._kv.export_params())
             result, params = self._dialect.transfer_of_json(
                 await self._engine.one_token_step(request_id, body)
             )
@@ -95,9 +62,9 @@ class KvTransferClient:
             raise KvTransferFailed(f"KV was not exported: {request_id} was aborted", "source")
         if params is None:
             raise self._unsupported()
-        if version != self._engine.version and not self._engine.keeps_kv:
+        if version != self._weights.version and not self._weights.keeps_kv:
             raise KvTransferFailed(
-                f"KV was not exported: the weights changed from {version} to {self._engine.version} meanwhile",
+                f"KV was not exported: the weights changed from {version} to {self._weights.version} meanwhile",
                 "version",
             )
         return KvHandle(
@@ -151,7 +118,7 @@ class KvTransferClient:
 
     async def _ask(self) -> KvFacts:
         if self._facts is None:
-            facts = self._dialect.kv_facts(await self._engine.configuration())
+            facts = self._kv.kv_facts(await self._engine.configuration()) if self._kv is not None else None
             if facts is None:
                 raise self._unsupported()
             self._facts = facts
@@ -170,10 +137,10 @@ class KvTransferClient:
         if handle.tp_degree != facts.tp_degree:
             degrees = f"degree {handle.tp_degree}, {self._engine.address} at {facts.tp_degree}"
             raise KvTransferFailed(f"{handle.source_engine_id} runs at TP {degrees}", "mismatch")
-        if handle.version != str(self._engine.version) and not self._engine.keeps_kv:
+        if handle.version != str(self._weights.version) and not self._weights.keeps_kv:
             raise KvTransferFailed(
                 f"KV of {handle.source_engine_id} is of weights {handle.version}, {self._engine.address} has "
-                f"{self._engine.version}",
+                f"{self._weights.version}",
                 "version",
             )
         now_s = time.monotonic()

@@ -1,8 +1,7 @@
 """Published weights on a node's own disk: fetched once for all engines of the node, verified, ready to be loaded.
 
 A version becomes a model directory ``LINEAGE-NUMBER-DIGEST``: its weights, and configuration and tokenizer of the model
-that the engines were started with. It takes its name when it is complete; before, it is ``….partial``, from which an
-interrupted fetch goes on. Whoever fetches holds the directory's lock alone; whoever uses it shares the lock.
+that the engines were started with, in a `NodeCache`. An interrupted fetch goes on from the partial directory.
 """
 
 from __future__ import annotations
@@ -24,10 +23,9 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from heddle_dask.core.errors import HeddleError
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.engines.file_lock import FileLock
-from heddle_dask.engines.private_directory import private_directory
-from heddle_dask.weights.adapters import merged
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.engines.node_cache import HeldDirectory, NodeCache
+from heddle_dask.weights.adapters import RunningModel, check_fits, check_order, merged
 from heddle_dask.weights.manifest import (
     AdapterFacts,
     WeightBucket,
@@ -37,14 +35,12 @@ from heddle_dask.weights.manifest import (
 from heddle_dask.weights.model_directory import model_facts, model_tensors, weight_files, weights_digest
 from heddle_dask.weights.store import BUCKET_BYTES, open_files, read_manifest
 from heddle_dask.weights.tensor_files import RawTensor, file_parts, read_header, read_tensors
-from heddle_dask.weights.verification import RunningModel, check_fits, check_order
 
 _CHUNK_BYTES = 16 << 20
 # A store that does not answer is asked so often, with these pauses.
 _RETRY_PAUSES_S = (0.5, 2.0)
 # A disk that is filled to the last byte stops everybody who uses it.
 _SPARE_BYTES = 1 << 28
-_PARTIAL = ".partial"
 _INDEX = "model.safetensors.index.json"
 # Size and digest of each weight file of a complete version, as they were verified or merged.
 _VERIFIED = "verified.json"
@@ -59,15 +55,17 @@ class NodeWeights:
     """A model directory to load from; `release` it when no engine needs it any more."""
 
     version: PolicyVersion
-    path: Path
     nbytes: int
-    _lock: FileLock | None = field(default=None, repr=False)
+    _held: HeldDirectory = field(repr=False)
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self._held.path
 
     def release(self) -> None:
         """Let it be removed. A second call does nothing."""
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        self._held.release()
 
 
 class NodeWeightsDirectory:
@@ -87,6 +85,7 @@ class NodeWeightsDirectory:
 
     def __init__(self, directory: Path, model: str, dtype: str = "auto", *, link: bool = True) -> None:
         self._directory = directory
+        self._cache = NodeCache(directory)
         self._model = Path(model)
         self._dtype = dtype
         self._link = link
@@ -138,22 +137,18 @@ class NodeWeightsDirectory:
             raise WeightsRefused(
                 f"adapter {version} was trained on other weights than those of {self._model}"
             )
-        private_directory(self._directory)
-        name = f"{version.lineage}-{version.number:08d}-{manifest.digest[:12]}"
-        path = self._directory / name
-        while True:
-            lock = FileLock(self._directory / f"{name}.lock")
-            try:
-                lock.acquire(shared=True, stop=stop)
-                if _is_whole(path, recheck, stop):
-                    return NodeWeights(version, path, manifest.nbytes, lock)
-                lock.acquire(shared=False, stop=stop)
-                if not _is_whole(path, recheck, stop):
-                    self._bring(uri, manifest, path, stop)
-                lock.release()  # shared from now on: of several that wait, all get on
-            except BaseException:
-                lock.release()
-                raise
+        try:
+            held = self._cache.hold(
+                f"{version.lineage}-{version.number:08d}-{manifest.digest[:12]}",
+                lambda path: _is_whole(path, recheck, stop),
+                lambda partial: self._bring(uri, manifest, partial, stop),
+                stop,
+            )
+        except OSError as error:
+            raise WeightsRefused(
+                f"weights {version} cannot be kept in {self._directory}: {error.strerror or error}"
+            ) from error
+        return NodeWeights(version, manifest.nbytes, held)
 
     def check(self, manifest: WeightManifest, version: PolicyVersion, current: PolicyVersion) -> None:
         """Refuse a version by its manifest.
@@ -169,19 +164,10 @@ class NodeWeightsDirectory:
 
     def prune(self, newest: PolicyVersion) -> None:
         """Remove the versions before `newest`, and those of other lineages, that no engine of this node uses."""
-        if not self._directory.is_dir():
-            return
-        for path in self._directory.iterdir():
-            if not path.is_dir():
-                continue
-            name = path.name.removesuffix(_PARTIAL)
+        for name, path in self._cache.directories():
             lineage, number, _ = name.rsplit("-", 2)
-            if lineage == newest.lineage and int(number) >= newest.number:
-                continue
-            with FileLock(self._directory / f"{name}.lock").if_free() as held:
-                if held:
-                    shutil.rmtree(path, ignore_errors=True)
-                    (self._directory / f"{name}.lock").unlink(missing_ok=True)
+            if lineage != newest.lineage or int(number) < newest.number:
+                self._cache.remove_unused(name, path)
 
     def clear(self) -> None:
         """Remove all versions that no engine of this node uses."""
@@ -195,23 +181,13 @@ class NodeWeightsDirectory:
         if not self._model.is_dir():
             raise WeightsRefused(f"weights are compared with a model directory, and {self._model} is none")
 
-    def _bring(self, uri: str, manifest: WeightManifest, path: Path, stop: threading.Event) -> None:
-        partial = path.with_name(path.name + _PARTIAL)
-        shutil.rmtree(path, ignore_errors=True)  # one from which somebody has removed files
-        try:
-            partial.mkdir(exist_ok=True)
-            self._check_room(manifest, partial)
-            files, manifest_path = open_files(uri)
-            source = manifest_path.rpartition("/")[0]
-            for bucket in manifest.buckets:
-                _fetch_bucket(files, f"{source}/{bucket.file}", bucket, partial, stop, self._link)
-            self._complete(manifest, partial, stop)
-            os.rename(partial, path)
-        except OSError as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            raise WeightsRefused(
-                f"weights {manifest.version} cannot be kept in {self._directory}: {error.strerror or error}"
-            ) from error
+    def _bring(self, uri: str, manifest: WeightManifest, partial: Path, stop: threading.Event) -> None:
+        self._check_room(manifest, partial)
+        files, manifest_path = open_files(uri)
+        source = manifest_path.rpartition("/")[0]
+        for bucket in manifest.buckets:
+            _fetch_bucket(files, f"{source}/{bucket.file}", bucket, partial, stop, self._link)
+        self._complete(manifest, partial, stop)
 
     def _check_room(self, manifest: WeightManifest, partial: Path) -> None:
         needed = manifest.nbytes

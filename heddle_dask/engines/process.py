@@ -14,7 +14,13 @@ from pathlib import Path
 
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.engines import watchdog
-from heddle_dask.engines.address import EngineAddress, socket_address
+from heddle_dask.engines.address import (
+    EngineAddress,
+    engines_directory,
+    free_port,
+    private_directory,
+    socket_address,
+)
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import (
     WARM_UP_REQUEST_ID,
@@ -23,10 +29,7 @@ from heddle_dask.engines.contract import (
     GenerateRequest,
     SamplingParams,
 )
-from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.ports import free_port
-from heddle_dask.engines.private_directory import engines_directory, private_directory
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.engines.supervised_process import SupervisedProcess
 
 _LOG_NAME = "engine"

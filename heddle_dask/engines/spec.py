@@ -1,16 +1,105 @@
-"""The description of an engine: plain data that travels by pickle and JSON, checked once, on construction."""
+"""An engine, described, and the interface of its kind: everything that is needed to start and describe one.
+
+A spec is plain data that travels by pickle and JSON, checked once, on construction. A kind is one object that keeps
+`EngineKind`, in one file; it is imported when it is first asked for. How to talk to its engines is its `Dialect`.
+"""
 
 from __future__ import annotations
 
+import importlib
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from heddle_dask.core.errors import BadInput, check_keys
-from heddle_dask.engines.engine_kind import EngineOptions
-from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.ports import LOOPBACK
+from heddle_dask.engines.address import LOOPBACK, EngineAddress
+from heddle_dask.engines.dialect import Dialect
+
+if TYPE_CHECKING:
+    # It needs numpy, which commands that start no engine do without.
+    from heddle_dask.cost.engine_cost import EngineCost
+
+ENGINE_KINDS: Mapping[str, str] = {
+    "vllm": "heddle_dask.engines.kinds.vllm:VLLM",
+    "emulated": "heddle_dask.engines.kinds.emulated:EMULATED",
+}
+"""Every kind of this package, by the name that `EngineSpec.kind` and ``--engine`` take. A kind of another package is
+named ``package.module:object``, which every process of a cluster can import."""
+
+DEFAULT_KIND = next(iter(ENGINE_KINDS))
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCommand:
+    """How to start an engine: the arguments, and the environment variables to set on top."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Options that only one engine kind has; each kind derives its own. This class itself: the kind's defaults."""
+
+    @property
+    def cost(self) -> Mapping[str, Any] | None:
+        """The cost whose time an engine takes that runs no model; None: its kind's default, or it runs a model."""
+        return None
+
+    @property
+    def time_scale(self) -> float:
+        """Real seconds for each second of the cost."""
+        return 1.0
+
+    @property
+    def logprobs(self) -> str:
+        """``"raw"`` or ``"processed"``: which logprobs a step returns."""
+        return "raw"
+
+    def with_cost(self, cost: Mapping[str, Any]) -> Self:
+        """The same options with another cost; unchanged for kinds that take none."""
+        return self
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """The options that engines of the kind have."""
+        return tuple(field.name for field in fields(cls))
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
+        """Read the options from parsed JSON or TOML.
+
+        Raises
+        ------
+        BadInput
+            A key is unknown, or a value is impossible.
+        """
+        known = cls.names()
+        unknown = sorted(set(mapping) - set(known))
+        if unknown:
+            raise BadInput(
+                f"engine options have unknown key {unknown[0]!r}: use {', '.join(known) or 'none of them'}"
+            )
+        return cls(**mapping)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """A JSON-able mapping from which `from_mapping` makes equal options."""
+        return {
+            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
+        }
+
+    def _check_positive(self, name: str) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise BadInput(f"engine {name} is {value!r}: use a number above 0")
+
+    def _check_whole(self, name: str, least: int) -> None:
+        value = getattr(self, name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise BadInput(f"engine {name} is {value!r}: use a whole number of at least {least}")
+
 
 _DEFAULT_OPTIONS = EngineOptions()
 _HARDWARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -34,7 +123,7 @@ class EngineSpec:
     Attributes
     ----------
     kind
-        A name of `heddle_dask.engines.kinds.ENGINE_KINDS`, or ``package.module:object`` for a kind of another package.
+        A name of `ENGINE_KINDS`, or ``package.module:object`` for a kind of another package.
     model
         A model directory (or, for vLLM, a name it can load). The emulated engine only reads the end
         token from it, where it is a directory.
@@ -172,3 +261,153 @@ class EngineSpec:
         values["devices"] = tuple(mapping.get("devices", ()))
         values["options"] = engine_kind(mapping["kind"]).options_type.from_mapping(mapping.get("options", {}))
         return cls(**values)
+
+
+class StartsEngines(Protocol):
+    """How engines of a kind are checked and started."""
+
+    @property
+    def server_module(self) -> str:
+        """Start of the module name behind ``-m`` in `command`, by which its processes are recognised."""
+        ...
+
+    def check_installed(self) -> None:
+        """Raise `BadInput` when this Python cannot start such an engine."""
+        ...
+
+    def check_model(self, model: str) -> None:
+        """Raise `BadInput` when the engine cannot load the model for a reason visible from outside."""
+        ...
+
+    def check_tp_degree(self, model: str, tp_degree: int) -> None:
+        """Raise `BadInput` when the model does not run at that TP degree."""
+        ...
+
+    def check(self, spec: EngineSpec) -> None:
+        """Raise `BadInput` when an engine of this spec cannot be started here."""
+        ...
+
+    def completed(self, spec: EngineSpec) -> EngineSpec:
+        """The spec with the `slots` and `max_model_len` of an engine that is started here, where it names none.
+
+        They stay None where only the engine knows.
+        """
+        ...
+
+    def command(self, spec: EngineSpec, address: EngineAddress) -> EngineCommand:
+        """The command that serves `spec` at an address, and only there."""
+        ...
+
+    def uses_gpus(self) -> bool:
+        """True: engines of this kind use the GPUs of `EngineSpec.devices`, or all that their owner sees."""
+        ...
+
+
+class DescribesEngines(Protocol):
+    """What engines of a kind are, without starting one: their memory, their time, and how they are told of."""
+
+    @property
+    def default_cost(self) -> Mapping[str, Any] | None:
+        """Cost of an engine without a cost in its options; None for kinds with ``takes_cost`` False."""
+        ...
+
+    @property
+    def takes_cost(self) -> bool:
+        """True: the engine runs no model and takes the time of the cost in its options. False: it runs a model."""
+        ...
+
+    @property
+    def prefill_includes_queue(self) -> bool:
+        """True: `GenerateResult.prefill_s` includes the wait in the engine's own queue."""
+        ...
+
+    def described(self, spec: EngineSpec) -> str:
+        """Name, version and settings of the engine, for the tables of measurements."""
+        ...
+
+    def kv_bytes_per_token(self, spec: EngineSpec) -> float:
+        """Bytes of KV cache of one token over all layers, in the model's own precision; 0.0 when it is not known."""
+        ...
+
+    def options_for(
+        self,
+        cost: Mapping[str, Any] | None = None,
+        *,
+        time_scale: float = 1.0,
+        max_positions: int | None = None,
+    ) -> EngineOptions:
+        """Options of an engine, in terms that all kinds share; a kind ignores what does not apply to it.
+
+        Parameters
+        ----------
+        cost, time_scale
+            For kinds that take a cost: the cost, in a form of `cost_from_mapping`, and real seconds for each of its
+            seconds.
+        max_positions
+            For kinds that run a model: accept contexts of that many tokens, beyond what the model was trained on.
+        """
+        ...
+
+    def effective_cost(self, spec: EngineSpec, cost: EngineCost) -> EngineCost:
+        """`cost` in real seconds, with the KV capacity that this engine has."""
+        ...
+
+
+@runtime_checkable
+class EngineKind(StartsEngines, DescribesEngines, Protocol):
+    """One sort of engine. Stateless: a spec says what a particular engine is to be."""
+
+    @property
+    def name(self) -> str:
+        """The kind's name in messages and tables."""
+        ...
+
+    @property
+    def options_type(self) -> type[EngineOptions]:
+        """The class of `EngineSpec.options`."""
+        ...
+
+    @property
+    def dialect(self) -> Dialect:
+        """How to talk to an engine of this kind."""
+        ...
+
+
+@runtime_checkable
+class ReceivesBroadcasts(Protocol):
+    """What a kind has besides, whose engines can receive weights that a trainer broadcasts."""
+
+    def receiving(self, options: EngineOptions) -> EngineOptions:
+        """The same options, of engines that receive broadcasts."""
+        ...
+
+
+def engine_kind(name: str) -> EngineKind:
+    """The kind of that name, or the object that ``package.module:object`` names.
+
+    Raises
+    ------
+    BadInput
+        There is none of that name, or the module or object cannot be imported.
+    """
+    module, separator, attribute = (
+        ENGINE_KINDS.get(name, name).partition(":") if isinstance(name, str) else ("",) * 3
+    )
+    if not separator:
+        known = " or ".join(ENGINE_KINDS)
+        raise BadInput(f"engine kind {name!r} is unknown: use {known} (or package.module:object)")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (
+        Exception,
+        SystemExit,
+        KeyboardInterrupt,
+    ) as error:  # a module may raise anything during its import
+        about_names = isinstance(error, ImportError | AttributeError)
+        told = " ".join((f"{error}" if about_names else f"{type(error).__name__}: {error}").split())
+        raise BadInput(f"engine kind {name!r} cannot be imported: {told}") from error
+    if not isinstance(found, EngineKind):
+        raise BadInput(
+            f"engine kind {name!r} is a {type(found).__name__}, and no EngineKind (docs/engines.md)"
+        )
+    return found

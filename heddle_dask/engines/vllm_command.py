@@ -1,29 +1,102 @@
-"""The command line and environment that start an unmodified vLLM, from a spec.
+"""The command line and environment that start an unmodified vLLM, from a spec and the user's further arguments.
 
-Nothing here imports vllm: which build is installed is read from package metadata. The server is run as
-a module, since the `vllm` command needs metadata that CPU builds lack.
+Nothing here imports vllm: which build is installed is read from package metadata. The server is run as a module, since
+the `vllm` command needs metadata that CPU builds lack.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 from heddle_dask.core.errors import BadInput, is_finite
+from heddle_dask.engines.address import EngineAddress, is_loopback
 from heddle_dask.engines.defaults import with_small_defaults
-from heddle_dask.engines.engine_kind import EngineCommand, EngineOptions
-from heddle_dask.engines.ports import is_loopback
-from heddle_dask.engines.vllm_arguments import check_extra_arguments, is_word
+from heddle_dask.engines.spec import EngineCommand, EngineOptions, EngineSpec
 from heddle_dask.engines.vllm_worker_extension import WorkerExtension
 
-if TYPE_CHECKING:
-    from heddle_dask.engines.address import EngineAddress
-    from heddle_dask.engines.spec import EngineSpec
+# Arguments that are set here, and where a user sets them instead.
+_OWN_ARGUMENTS = {
+    "model": "model",
+    "dtype": "dtype",
+    "max-model-len": "max_model_len",
+    "max-num-seqs": "slots",
+    "tensor-parallel-size": "tp_degree",
+    "seed": "seed",
+    "gpu-memory-utilization": "gpu_memory_utilization",
+    "quantization": "quantization",
+    "logprobs-mode": "logprobs",
+    "kv-transfer-config": "kv_transfer",
+    **dict.fromkeys(
+        ("scheduling-policy", "enable-scale-out", "enable-prefix-caching", "enable-prompt-tokens-details"), ""
+    ),
+    **dict.fromkeys(("disable-uvicorn-access-log", "host", "port", "uds", "ssl-keyfile", "ssl-certfile"), ""),
+    "worker-extension-cls": "",
+    "weight-transfer-config": "weight_transfer",
+}
+_SHORT_NAMES = {"tp": "tensor-parallel-size", "q": "quantization"}
+# Their values would be stored with the run, or they could bring any other argument.
+_REFUSED = {
+    "api-key": "engines listen to this machine only, and what is given here is stored with the run",
+    "hf-token": "what is given here is stored with the run: set HF_TOKEN where the workers start",
+    "config": "give its arguments one by one",
+}
+
+
+def check_extra_arguments(arguments: Sequence[str]) -> None:
+    """Refuse arguments of vLLM's command line that are set here, and those with secrets.
+
+    Raises
+    ------
+    BadInput
+        There is one.
+    """
+    for argument in arguments:
+        long = argument.startswith("--")
+        name = argument.lstrip("-").partition("=")[0].partition(".")[0].replace("_", "-").removeprefix("no-")
+        if not long:
+            name = _SHORT_NAMES.get(name, "") if argument.startswith("-") else ""
+        if not name:
+            continue
+        # vLLM's parser takes every unambiguous beginning of a name.
+        for refused, reason in _REFUSED.items():
+            if refused.startswith(name):
+                raise BadInput(f"engine argument {argument.partition('=')[0]} is refused: {reason}")
+        for own, field in _OWN_ARGUMENTS.items():
+            if own.startswith(name):
+                instead = f"use the engine's {field}" if field else "leave it out"
+                raise BadInput(f"engine argument {argument.partition('=')[0]} is set by Heddle: {instead}")
+
+
+def extra_arguments(given: Sequence[str]) -> tuple[str, ...]:
+    """``KEY=VALUE`` or ``KEY``, each as vLLM's command line has it.
+
+    Raises
+    ------
+    BadInput
+        One has no key.
+    """
+    arguments: list[str] = []
+    for each in given:
+        key, equals, value = each.partition("=")
+        key = key.removeprefix("--")
+        if not is_word(key.replace(".", "")):
+            raise BadInput(f"engine argument {each!r}: use KEY=VALUE, such as max-num-batched-tokens=8192")
+        arguments += [f"--{key}", value] if equals else [f"--{key}"]
+    return tuple(arguments)
+
+
+def is_word(text: object) -> bool:
+    """Whether it is a name: letters, digits, - and _."""
+    return isinstance(text, str) and re.fullmatch(r"[A-Za-z][\w-]*", text) is not None
+
 
 VllmBuild = Literal["cpu", "gpu"]
 Logprobs = Literal["raw", "processed"]

@@ -19,8 +19,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferInitInfo, Weight
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from heddle_dask.engines.vllm_worker_extension import WorkerExtension, pack_every_layer
-from heddle_dask.engines.weight_broadcast import Meeting
-from heddle_dask.engines.weight_reception import Reception
+from heddle_dask.engines.weight_broadcast import Meeting, Reception
 
 BACKEND = "heddle"
 
@@ -57,7 +56,6 @@ class HeddleWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
         self._reception = Reception(init_info.manifest, meeting, rank, self.device, self._reception)
 
     def status(self) -> Mapping[str, Any]:
-        """See `Reception.status`."""
         return {} if self._reception is None else self._reception.status()
 
     def start_weight_update(self) -> None:

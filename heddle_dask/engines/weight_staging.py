@@ -1,32 +1,28 @@
 """Model weights on a node's own disk: copied there once from the shared file system, for all engines of the node.
 
-A copy is a directory ``NAME-DIGEST``; the digest is of the model's path and of names, sizes and times of its files, so
-that a changed model gets a copy of its own. Whoever copies holds the lock of that copy alone, and the others wait; a
-copy takes its name when it is complete. Whoever uses a copy shares its lock until its engine has ended: a copy that
-nobody uses is removed when another one needs its room, and stays otherwise, for later jobs.
+A copy is a directory ``NAME-DIGEST`` in a `NodeCache`; the digest is of the model's path and of names, sizes and times
+of its files, so that a changed model gets a copy of its own. A copy that no engine uses is removed when another one
+needs its room, and stays otherwise, for later jobs.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import logging
 import os
 import shutil
 import threading
-import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from heddle_dask.core.errors import BadInput
-from heddle_dask.engines.private_directory import private_directory
+from heddle_dask.core.errors import HeddleError
+from heddle_dask.engines.file_lock import LockStopped
+from heddle_dask.engines.node_cache import HeldDirectory, NodeCache
 
 _LOG = logging.getLogger(__name__)
 _CHUNK_BYTES = 64 << 20
 # A disk that is filled to the last byte stops everybody who uses it.
 _SPARE_BYTES = 1 << 30
-_LOOK_S = 0.5
 
 
 @dataclass(slots=True)
@@ -43,17 +39,20 @@ class StagedWeights:
 
     path: str
     why_not: str = ""
-    _lock: int = -1
+    _held: HeldDirectory | None = field(default=None, repr=False)
 
     def release(self) -> None:
         """Let the copy be removed when its room is needed. A second call does nothing."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if self._held is not None:
+            self._held.release()
 
 
 class StagingStopped(Exception):
     """The copy was given up because its engine is not wanted any more."""
+
+
+class _NotCopied(HeddleError):
+    """Why the engine reads the shared file system, in one line."""
 
 
 def stage_weights(model: str, directory: Path, stop: threading.Event | None = None) -> StagedWeights:
@@ -78,30 +77,28 @@ def stage_weights(model: str, directory: Path, stop: threading.Event | None = No
     if not source.is_dir():
         return StagedWeights(model, f"{model} is no directory")
     stop = stop or threading.Event()
-    private_directory(directory)
-    files = _files(source)
-    name = f"{source.resolve().name}-{_digest(source, files)}"
-    lock = _open_lock(directory, name)
+    cache, files = NodeCache(directory), _files(source)
+
+    def make(partial: Path) -> None:
+        shutil.rmtree(partial)  # of a process that was killed
+        try:
+            _make_room(cache, directory, sum(files.values()))
+            _copy(source, partial, files, stop)
+        except BaseException:
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+
     try:
-        copy = directory / name
-        while True:
-            _lock(lock, directory, fcntl.LOCK_SH, stop)
-            if _is_whole(copy, files):
-                break
-            # The shared lock is given up first: of two processes that wait here, one gets on.
-            _lock(lock, directory, fcntl.LOCK_EX, stop)
-            if _is_whole(copy, files):
-                continue
-            why_not = _make_room(directory, name, sum(files.values())) or _copy(source, copy, files, stop)
-            if why_not:
-                _LOG.warning("weights of %s are read from there: %s", model, why_not)
-                os.close(lock)
-                return StagedWeights(model, why_not)
-        os.utime(copy)  # the copy that was not used for longest goes first
-        return StagedWeights(str(copy), _lock=lock)
-    except BaseException:
-        os.close(lock)
-        raise
+        name = f"{source.resolve().name}-{_digest(source, files)}"
+        held = cache.hold(name, lambda copy: copy.is_dir() and _files(copy) == files, make, stop)
+    except LockStopped:
+        raise StagingStopped from None
+    except (OSError, _NotCopied) as error:
+        why_not = f"{error.strerror} ({error.filename})" if isinstance(error, OSError) else str(error)
+        _LOG.warning("weights of %s are read from there: %s", model, why_not)
+        return StagedWeights(model, why_not)
+    os.utime(held.path)  # the copy that was not used for longest goes first
+    return StagedWeights(str(held.path), _held=held)
 
 
 def _files(source: Path) -> dict[str, int]:
@@ -121,77 +118,26 @@ def _digest(source: Path, files: dict[str, int]) -> str:
     return hashlib.sha256("\0\0".join([str(source.resolve()), *facts]).encode()).hexdigest()[:16]
 
 
-def _open_lock(directory: Path, name: str) -> int:
-    return os.open(directory / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-
-
-def _lock(descriptor: int, directory: Path, how: int, stop: threading.Event) -> None:
-    """Wait for a lock; another job of the node may be copying."""
-    while True:
-        if stop.is_set():
-            raise StagingStopped
-        try:
-            fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            time.sleep(_LOOK_S)
-        except OSError as error:
-            raise BadInput(
-                f"weights cannot be staged in {directory}: it has no locks ({error.strerror}): use a directory on the "
-                "node's own disk"
-            ) from None
-
-
-def _is_whole(copy: Path, files: dict[str, int]) -> bool:
-    return copy.is_dir() and _files(copy) == files
-
-
-def _make_room(directory: Path, name: str, needed_bytes: int) -> str:
-    """Remove copies that nobody uses until there is room; otherwise why there is none."""
-    for leftover in directory.glob(f"{name}.partial"):  # of a process that was killed: its lock is ours now
-        shutil.rmtree(leftover, ignore_errors=True)
-    copies = sorted(
-        (each for each in directory.iterdir() if each.is_dir()), key=lambda each: each.stat().st_mtime
-    )
-    for copy in copies:
+def _make_room(cache: NodeCache, directory: Path, needed_bytes: int) -> None:
+    """Remove copies that nobody uses until there is room."""
+    for name, copy in sorted(cache.directories(), key=lambda each: each[1].stat().st_mtime):
         if shutil.disk_usage(directory).free >= needed_bytes + _SPARE_BYTES:
             break
-        _remove_if_unused(directory, copy)
+        cache.remove_unused(name, copy)
     free_bytes = shutil.disk_usage(directory).free
-    if free_bytes >= needed_bytes + _SPARE_BYTES:
-        return ""
-    return (
-        f"{directory} has {free_bytes >> 20} MiB free, and {(needed_bytes + _SPARE_BYTES) >> 20} are needed"
-    )
+    if free_bytes < needed_bytes + _SPARE_BYTES:
+        raise _NotCopied(
+            f"{directory} has {free_bytes >> 20} MiB free, and {(needed_bytes + _SPARE_BYTES) >> 20} are needed"
+        )
 
 
-def _remove_if_unused(directory: Path, copy: Path) -> None:
-    lock = _open_lock(directory, copy.name.removesuffix(".partial"))
-    try:
-        with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(copy, ignore_errors=True)
-    finally:
-        os.close(lock)
-
-
-def _copy(source: Path, copy: Path, files: dict[str, int], stop: threading.Event) -> str:
-    """Copy, then give the copy its name; otherwise why it failed."""
-    partial = copy.with_name(copy.name + ".partial")
-    try:
-        shutil.rmtree(copy, ignore_errors=True)  # one that somebody has changed
-        for name in files:
-            target = partial / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _copy_file(source / name, target, stop)
-        if _files(partial) != files:
-            return f"{source} has changed while it was copied"
-        os.rename(partial, copy)
-        return ""
-    except OSError as error:
-        return f"{error.strerror} ({error.filename})"
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+def _copy(source: Path, partial: Path, files: dict[str, int], stop: threading.Event) -> None:
+    for name in files:
+        target = partial / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _copy_file(source / name, target, stop)
+    if _files(partial) != files:
+        raise _NotCopied(f"{source} has changed while it was copied")
 
 
 def _copy_file(source: Path, target: Path, stop: threading.Event) -> None:

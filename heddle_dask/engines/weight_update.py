@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Sequence
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.contract import (
     EngineRefused,
     EngineUnreachable,
     WeightInstallation,
     WeightUpdateFailed,
 )
-from heddle_dask.engines.engine_kind import Dialect, WeightDialect, WeightTransferDialect
+from heddle_dask.engines.dialect import Dialect, WeightDialect, WeightTransferDialect
 
 # A pause waits for the iteration in progress, which a long prefill makes long; and vLLM's waits until KV that was
 # exported is fetched, or its lease (`KV_LEASE_S`) has ended. Nothing is generated meanwhile: so it is given up in time.
@@ -28,19 +27,15 @@ _FIRST_GAP_S, _LONGEST_GAP_S = 0.1, 2.0
 _ANSWER_S = 60.0
 
 
-class UpdatedEngine(Protocol):
-    """The methods of `EngineClient` that changes of weights use."""
-
-    async def ask(self, path: str, body: bytes | None = None, timeout_s: float | None = None) -> bytes:
-        """Send a POST request."""
-        ...
+# A path, a body and seconds to wait, as of `EngineConnection.ask`.
+Ask = Callable[..., Awaitable[bytes]]
 
 
 class WeightUpdateClient:
     """Changes of weights of one engine, one at a time; see `EngineClient.install_weights` for the promises."""
 
-    def __init__(self, engine: UpdatedEngine, dialect: Dialect) -> None:
-        self._engine = engine
+    def __init__(self, ask: Ask, dialect: Dialect) -> None:
+        self._ask = ask
         self._dialect = dialect
         self._one = asyncio.Lock()
         self.version = PolicyVersion()
@@ -54,7 +49,7 @@ class WeightUpdateClient:
     async def label(self, version: PolicyVersion) -> None:
         """Label the tokens that the engine samples from now on."""
         body = self._known().label_body(str(version))
-        await self._engine.ask(self._known().LABEL_PATH, body, _ANSWER_S)
+        await self._ask(self._known().LABEL_PATH, body, _ANSWER_S)
         self.version = version
 
     async def install(
@@ -68,10 +63,10 @@ class WeightUpdateClient:
             load_began_s = time.monotonic()
             try:
                 for path, body in loads:
-                    await self._engine.ask(path, body, load_timeout_s)
+                    await self._ask(path, body, load_timeout_s)
                 load_s = time.monotonic() - load_began_s
                 await self.label(version)
-                await self._engine.ask(dialect.RESUME_PATH, timeout_s=_ANSWER_S)
+                await self._ask(dialect.RESUME_PATH, timeout_s=_ANSWER_S)
             except (EngineUnreachable, EngineRefused) as error:
                 raise WeightUpdateFailed(f"weights {version} were not loaded: {error}", True) from error
             self.keeps_kv = keep_kv
@@ -104,15 +99,15 @@ class WeightUpdateClient:
     async def _pause_once(self, dialect: WeightDialect, keep_kv: bool, pause_s: float) -> str:
         """Pause the engine and drop its KV; otherwise why that failed, and the engine goes on."""
         try:
-            await self._engine.ask(dialect.PAUSE_PATH, timeout_s=pause_s)
-            if keep_kv or dialect.kv_was_dropped(await self._engine.ask(dialect.DROP_KV_PATH)):
+            await self._ask(dialect.PAUSE_PATH, timeout_s=pause_s)
+            if keep_kv or dialect.kv_was_dropped(await self._ask(dialect.DROP_KV_PATH)):
                 return ""
             cause = "some of it is in use"
         except (EngineUnreachable, EngineRefused) as error:
             # vLLM answers with an error where requests wait for KV of another engine.
             cause = str(error)
         try:
-            await self._engine.ask(dialect.RESUME_PATH, timeout_s=_ANSWER_S)
+            await self._ask(dialect.RESUME_PATH, timeout_s=_ANSWER_S)
         except (EngineUnreachable, EngineRefused) as error:
             raise WeightUpdateFailed(f"the engine was not resumed: {error}", True) from error
         return cause

@@ -12,17 +12,15 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsFloat
+from typing import Any, Literal, Protocol, SupportsFloat
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.needs import Given, Needs
 from heddle_dask.core.sampling import StructuredOutput
-
-if TYPE_CHECKING:
-    from heddle_dask.environments.program_sandbox import ProgramSandbox
+from heddle_dask.environments.program_sandbox import ActionKind as ActionKind
+from heddle_dask.environments.program_sandbox import ProgramSandbox
 
 Role = Literal["system", "user", "assistant", "tool"]
-ActionKind = Literal["tool", "reward"]
 FinishReason = Literal["stop", "length"]
 
 

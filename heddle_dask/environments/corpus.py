@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import bm25s
+from heddle_dask.environments.bm25 import Bm25
 
 PEOPLE, TOWNS, RIVERS, COMPANIES = 120, 60, 40, 60
 
@@ -71,12 +71,9 @@ def build_world(world: int) -> World:
 
 
 @functools.lru_cache(maxsize=16)
-def _index(world: int) -> bm25s.BM25:
+def _index(world: int) -> Bm25:
     # The title counts twice; otherwise pages that mention an entity rank above its own page.
-    texts = [f"{page.title} {page.text}" for page in build_world(world).pages.values()]
-    index = bm25s.BM25()
-    index.index(bm25s.tokenize(texts, show_progress=False), show_progress=False)
-    return index
+    return Bm25([f"{page.title} {page.text}" for page in build_world(world).pages.values()])
 
 
 def search_world(query: str, world: int, results: int) -> list[str]:
@@ -87,12 +84,8 @@ def search_world(query: str, world: int, results: int) -> list[str]:
     results
         Maximum number of pages.
     """
-    tokens = bm25s.tokenize([query], return_ids=False, show_progress=False)
-    if not tokens[0]:
-        return []
-    texts = [page.text for page in build_world(world).pages.values()]
-    found, scores = _index(world).retrieve(tokens, k=min(results, len(texts)), show_progress=False)
-    return [texts[int(number)] for number, score in zip(found[0], scores[0], strict=True) if score > 0]
+    pages = list(build_world(world).pages.values())
+    return [pages[number].text for number in _index(world).best(query, results)]
 
 
 _COMPANY_FORMS = ("Works", "Trading", "Mills", "Press")

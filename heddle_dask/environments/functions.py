@@ -38,17 +38,14 @@ class FunctionEnvironment:
 
     @property
     def name(self) -> str:
-        """See `Environment.name`."""
         return self._name
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
-        """See `Environment.tasks`."""
         if self._tasks is not None:
             return self._tasks(count, seed)
         return [Task(f"{self._name}-{seed}-{i}", "") for i in range(count)]
 
     async def solve(self, task: Task, ctx: Context) -> float | Reward | None:
-        """See `Environment.solve`."""
         return await self._solve(task, ctx)
 
 

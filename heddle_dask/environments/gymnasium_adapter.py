@@ -119,7 +119,6 @@ class GymnasiumEnvironment:
 
     @property
     def name(self) -> str:
-        """See `Environment.name`."""
         return self._name
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:

@@ -21,8 +21,7 @@ from heddle_dask.environments.splits import (
     environment_name,
     problem_key,
 )
-from heddle_dask.environments.tool_agent import LoopLimits, converse, text_argument
-from heddle_dask.environments.tool_calls import format_call
+from heddle_dask.environments.tool_agent import LoopLimits, converse, format_call, text_argument
 from heddle_dask.sandbox.python_runner import run_python
 
 SYSTEM = (

@@ -123,19 +123,16 @@ class MixedSource:
 
     @property
     def environments(self) -> Sequence[Environment]:
-        """See `TaskSource.environments`."""
         return [each for source in self._sources.values() for each in source.environments]
 
     @property
     def description(self) -> str:
-        """See `TaskSource.description`."""
         parts = (
             f"{share:.6g} of {self._sources[name].description}" for name, share in self._mix.shares.items()
         )
         return f"mix of {'; '.join(parts)}; seed {self._seed}"
 
     def task(self, position: int) -> SourcedTask | None:
-        """See `TaskSource.task`."""
         name, index = self._mix.at(position)
         return self._sources[name].task(index)
 
@@ -229,7 +226,6 @@ class MixedEnvironment:
         return self._parts[name]
 
     async def solve(self, task: Task, ctx: Context) -> float | Reward | None:
-        """See `Environment.solve`."""
         return await self.part_of(task).solve(task, ctx)
 
 

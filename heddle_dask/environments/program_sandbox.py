@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from types import TracebackType
-from typing import Protocol
+from typing import Literal, Protocol
 
 from heddle_dask.core.needs import Given, Needs
-from heddle_dask.environments.base import ActionKind
 from heddle_dask.sandbox.stateful.contract import ExecResult
 from heddle_dask.sandbox.stateful.orders import Compared
+
+ActionKind = Literal["tool", "reward"]
 
 
 class ProgramSandbox(Protocol):

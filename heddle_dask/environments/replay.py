@@ -102,7 +102,6 @@ class ReplayEnvironment:
 
     @property
     def name(self) -> str:
-        """See `Environment.name`."""
         return f"replay:{self._path.name}"
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:

@@ -58,17 +58,14 @@ class ListSource:
 
     @property
     def environments(self) -> Sequence[Environment]:
-        """See `TaskSource.environments`."""
         return (self._environment,)
 
     @property
     def description(self) -> str:
-        """See `TaskSource.description`."""
         ids = blake2b("\0".join(task.task_id for task in self._tasks).encode(), digest_size=8)
         return f"{len(self._tasks)} tasks of {self._environment.name} ({ids.hexdigest()})"
 
     def task(self, position: int) -> SourcedTask | None:
-        """See `TaskSource.task`."""
         if position >= len(self._tasks):
             return None
         return SourcedTask(self._tasks[position], self._environment)
@@ -97,12 +94,10 @@ class EnvironmentSource:
 
     @property
     def environments(self) -> Sequence[Environment]:
-        """See `TaskSource.environments`."""
         return (self._environment,)
 
     @property
     def description(self) -> str:
-        """See `TaskSource.description`."""
         return f"{self._environment.name} in rounds of {len(self._first)}, seed {self._seed}"
 
     def task(self, position: int) -> SourcedTask:

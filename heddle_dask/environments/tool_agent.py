@@ -1,18 +1,86 @@
-"""The loop of an agent that calls tools and answers, for any chat model.
+"""Tool calls in the text of a chat model: the Hermes and Qwen form, read and written.
 
-Each reply of the model either calls tools (all are run in order, and their texts are returned as tool messages), or
-is final, or gets a reminder. The loop is bounded by its own steps and by `ctx.done`. An error in a call is returned
-to the model as text; it never ends the trajectory.
+A call is ``<tool_call>\n{"name": "python", "arguments": {"code": "print(1)"}}\n</tool_call>``. Reading
+never raises: an invalid call becomes a `MalformedCall` with a text for the model.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from heddle_dask.environments.base import ActionFailed, Context
-from heddle_dask.environments.tool_calls import MalformedCall, ToolCall, parse_calls
+
+OPEN = "<tool_call>"
+CLOSE = "</tool_call>"
+_BLOCK = re.compile(re.escape(OPEN) + r"(.*?)(" + re.escape(CLOSE) + r"|\Z)", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """One well-formed call: a tool's name and its arguments by name."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedCall:
+    """An invalid call; `reason` is one line addressed to the model."""
+
+    reason: str
+
+
+def format_call(name: str, arguments: Mapping[str, Any]) -> str:
+    """Text of a call in the form that `parse_calls` reads."""
+    body = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
+    return f"{OPEN}\n{body}\n{CLOSE}"
+
+
+def parse_calls(text: str) -> list[ToolCall | MalformedCall]:
+    """All calls in a reply, in order; empty if there is none."""
+    return [_parse_block(match[1], closed=bool(match[2])) for match in _BLOCK.finditer(text)]
+
+
+def _parse_block(body: str, *, closed: bool) -> ToolCall | MalformedCall:
+    if not closed:
+        return MalformedCall(f"tool call without {CLOSE}")
+    call, reason = _load_object(body)
+    if call is None:
+        return MalformedCall(f"tool call is not JSON: {reason}")
+    name = call.get("name")
+    if not isinstance(name, str) or not name:
+        return MalformedCall('tool call needs a "name"')
+    arguments = call.get("arguments", {})
+    if isinstance(arguments, str):
+        # Some models write the arguments as a JSON string, as in OpenAI's API.
+        arguments, _ = _load_object(arguments)
+    if not isinstance(arguments, dict):
+        return MalformedCall('"arguments" must be a JSON object')
+    return ToolCall(name, arguments)
+
+
+def _load_object(body: str) -> tuple[dict[str, Any] | None, str]:
+    """The JSON object in `body`, or None and the reason."""
+    try:
+        # strict=False: models often write code with bare line breaks inside the string.
+        value = json.loads(body, strict=False)
+    except json.JSONDecodeError as error:
+        return None, f"{error.msg} at {error.pos}"
+    except (RecursionError, ValueError):
+        return None, "too deep or too large"
+    return (value, "") if isinstance(value, dict) else (None, "not an object")
+
+
+# The loop of an agent that calls tools and answers, for any chat model.
+#
+# Each reply of the model either calls tools (all are run in order, and their texts are returned as tool messages), or
+# is final, or gets a reminder. The loop is bounded by its own steps and by `ctx.done`. An error in a call is returned
+# to the model as text; it never ends the trajectory.
+
 
 Tool = Callable[[Mapping[str, Any]], Awaitable[str]]
 """Takes the arguments of a call and returns the text for the model."""

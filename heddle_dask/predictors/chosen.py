@@ -27,7 +27,7 @@ def build_predictor(
     warm
         Makes a predictor from the file that the options name, and the options; None: saved predictors only.
     observation_per_token
-        Observation tokens per generated token that oracles report (`core.prediction.Prediction`); a learned predictor
+        Observation tokens per generated token that oracles report (`core.nouns.Prediction`); a learned predictor
         measures it instead.
 
     Raises

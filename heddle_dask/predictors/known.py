@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.nouns import Prediction
 from heddle_dask.predictors.contract import Fitted
 from heddle_dask.predictors.features import NAN, Finished, Progress
 
@@ -36,7 +36,7 @@ class Oracle:
     known
         True totals. They are read at each prediction, so trajectories may be added later.
     observation_per_token
-        As in `core.prediction.Prediction`.
+        As in `core.nouns.Prediction`.
     """
 
     source = "oracle"

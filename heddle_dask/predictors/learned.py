@@ -7,12 +7,12 @@ import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.nouns import Prediction
 from heddle_dask.predictors.contract import Fitted
 from heddle_dask.predictors.features import NAN, Finished, GroupFacts, Progress
-from heddle_dask.predictors.groups import GroupBook
 from heddle_dask.predictors.model import Model, fit_model
 from heddle_dask.predictors.prompt_history import PastAttempt
+from heddle_dask.predictors.samples import GroupBook
 from heddle_dask.predictors.trees import TreeSettings
 
 # Prediction before any data; equal for all trajectories, so that it orders none.

@@ -1,7 +1,7 @@
 """Starts engines, measures them as a client, and makes the table for the cost model.
 
 The measurements on running engines are in `heddle_dask.profiling.sweep`, and KV transfers between two engines in
-`heddle_dask.profiling.kv_transfer`.
+`heddle_dask.profiling.plan`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,9 @@ from heddle_dask.cost.iteration import BLOCK_TOKENS
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.cost.model_config import read_shape
 from heddle_dask.engines.client import EngineClient
-from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.process import EngineProcess
-from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.profiling.kv_transfer import STEP_TOKENS, measure_kv_transfer
-from heddle_dask.profiling.plan import ProfilePlan
+from heddle_dask.engines.spec import EngineSpec, engine_kind
+from heddle_dask.profiling.plan import STEP_TOKENS, ProfilePlan, measure_kv_transfer
 from heddle_dask.profiling.sweep import Sweep
 
 START_S = 600.0

@@ -15,8 +15,7 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.sandbox.inside import decode, encode
-from heddle_dask.sandbox.limits import SandboxLimits
-from heddle_dask.sandbox.outcome import RawRun, judge
+from heddle_dask.sandbox.outcome import RawRun, SandboxLimits, judge
 from heddle_dask.sandbox.python_runner import PythonSandbox, shared_sandbox
 
 Case = tuple[Sequence[Any], Any]

@@ -14,11 +14,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from heddle_dask.core.errors import BadInput, HeddleError
-from heddle_dask.sandbox.bubblewrap import Bubblewrap
+from heddle_dask.sandbox.bubblewrap import Bubblewrap, Interpreter
 from heddle_dask.sandbox.confinement import Confinement, Mode
-from heddle_dask.sandbox.interpreter import Interpreter
-from heddle_dask.sandbox.limits import SandboxLimits
-from heddle_dask.sandbox.outcome import RawRun, ToolOutput, judge
+from heddle_dask.sandbox.outcome import RawRun, SandboxLimits, ToolOutput, judge
 from heddle_dask.sandbox.process import run_confined
 from heddle_dask.sandbox.process_accounting import ProcessAccounting
 from heddle_dask.sandbox.weak import Weak

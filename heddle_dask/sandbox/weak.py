@@ -16,9 +16,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from heddle_dask.sandbox import inside
-from heddle_dask.sandbox.confinement import DiskUsage, Mode, PreparedRun, common_environment, common_rlimits
-from heddle_dask.sandbox.limits import SandboxLimits
-from heddle_dask.sandbox.user_ids import private_user_id
+from heddle_dask.sandbox.confinement import (
+    DiskUsage,
+    Mode,
+    PreparedRun,
+    common_environment,
+    common_rlimits,
+    private_user_id,
+)
+from heddle_dask.sandbox.outcome import SandboxLimits
 
 
 class Weak:
@@ -50,7 +56,6 @@ class Weak:
 
     @asynccontextmanager
     async def prepare(self, limits: SandboxLimits, cpus: int) -> AsyncIterator[PreparedRun]:
-        """See `Confinement.prepare`."""
         uid = private_user_id() if self._private_user_ids else None
         folder = tempfile.mkdtemp(prefix="heddle-sandbox-")
         try:

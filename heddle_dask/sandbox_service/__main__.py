@@ -10,9 +10,9 @@ from aiohttp import web
 
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.sandbox.stateful.contract import KINDS
-from heddle_dask.sandbox.stateful.local_keeper import sandboxes_directory
+from heddle_dask.sandbox.stateful.local_sandbox import sandboxes_directory
+from heddle_dask.sandbox_service.contract import read_token
 from heddle_dask.sandbox_service.server import SandboxServer
-from heddle_dask.sandbox_service.token_file import read_token
 
 
 def main() -> int:

@@ -17,7 +17,7 @@ from heddle_dask.sandbox.stateful.contract import (
     SandboxGone,
     SandboxSpec,
 )
-from heddle_dask.sandbox_service.spec_form import spec_to_json
+from heddle_dask.sandbox_service.contract import spec_to_json
 
 # Beyond the time limit of a command, for the way there and back and for the end of its processes.
 _MARGIN_S = 60.0

@@ -34,7 +34,7 @@ from heddle_dask.sandbox.stateful.contract import Command, StatefulSandbox
 from heddle_dask.sandbox.stateful.kinds import kind_named
 from heddle_dask.sandbox.stateful.local_sandbox import LocalSandbox
 from heddle_dask.sandbox.stateful.work_directory import reap
-from heddle_dask.sandbox_service.spec_form import spec_from_json
+from heddle_dask.sandbox_service.contract import spec_from_json
 
 _MOST_BODY_BYTES = 64 << 20
 # Starts that go on at the same time.

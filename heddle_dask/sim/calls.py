@@ -6,14 +6,12 @@ from collections.abc import Callable
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
-from heddle_dask.core.nouns import ActionRequest, HostDescription
+from heddle_dask.core.nouns import ActionRequest, DurationProfile, HostDescription
 from heddle_dask.core.resources import GPUS, ResourceDemand
-from heddle_dask.sim.action_bodies import ActionBody, SimulatedCall
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.loop import VirtualTime
-from heddle_dask.sim.program import Program
+from heddle_dask.sim.program import ActionBody, Program, SimulatedCall
 from heddle_dask.sim.services import ServiceCommand, SimulatedServices
 from heddle_dask.sim.tools import SimulatedTools
 from heddle_dask.workloads.planned import PlannedAction

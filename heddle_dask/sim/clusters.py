@@ -12,10 +12,9 @@ from typing import Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost, engine_cost_for
-from heddle_dask.cost.hardware import Gpu, ModelShape
+from heddle_dask.cost.hardware import SETUP_S, Gpu, ModelShape, transfer_s
 from heddle_dask.cost.measured import MeasuredTable, table_names
 from heddle_dask.cost.published import gpu_of, model_of
-from heddle_dask.cost.transfers import SETUP_S, transfer_s
 from heddle_dask.sim.fleet import ControlDelays, SimulatedFaults, SimulatedFleet, SimulatedLink, equal_engines
 
 SLOTS_PER_GPU = 100

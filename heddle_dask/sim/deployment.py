@@ -6,14 +6,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.nouns import EngineDescription, TrajectorySpec
-from heddle_dask.core.tp_degrees import DegreeRequest, FinishedWork, NodeGpus, TpDegreePlan
+from heddle_dask.core.nouns import (
+    DegreeRequest,
+    EngineDescription,
+    FinishedWork,
+    NodeGpus,
+    TpDegreePlan,
+    TrajectorySpec,
+)
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.cost.hardware import ModelShape
 from heddle_dask.sim.clusters import Cluster
 from heddle_dask.sim.fleet import SimulatedFleet
-from heddle_dask.strategies.partition.work import Work
-from heddle_dask.strategies.partition.work_plan import WorkEngine
+from heddle_dask.strategies.partition.work import Work, WorkEngine
 from heddle_dask.strategies.tp_degrees.degrees import AvailableGpus, SearchSettings
 from heddle_dask.strategies.tp_degrees.plan import plan_for_request, plan_for_works
 from heddle_dask.workloads.planned import PlannedTrajectory

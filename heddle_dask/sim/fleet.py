@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, HostId
 from heddle_dask.core.nouns import EngineDescription, HostDescription
-from heddle_dask.core.pools import ModelService
-from heddle_dask.core.resources import Resources
-from heddle_dask.cost.class_costs import ClassCosts
-from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.sim.action_bodies import MakeActionBody
+from heddle_dask.core.resources import ModelService, Resources
+from heddle_dask.cost.engine_cost import ClassCosts, EngineCost
+from heddle_dask.sim.program import MakeActionBody
 from heddle_dask.sim.service_times import ServiceTimes
 
 FIT_S, FIT_ROW_S = 0.15, 2.1e-4
@@ -67,7 +66,7 @@ class ControlDelays:
 
         A fit's `FIT_S` and `FIT_ROW_S` are CPU seconds of one thread of a server CPU, fitted by hand to 400 to 17,000
         decision points of the workloads coding, search and math: 0.6 s for 2,100 points, 1.6 s for 8,200, 3.2 s for
-        15,900 (docs/experiments/2026-11-24-fitting-takes-time.md). Assumption: request, command and report take a
+        15,900 (docs/experiments). Assumption: request, command and report take a
         third of a step's delay each. 64 predictions take 1 to 1.4 ms (docs/predictor.md); the rest of `predict_s` is
         the way to another thread and back.
         """
@@ -166,7 +165,7 @@ class SimulatedFleet:
     believed
         Cost by TP degree with which strategies plan; empty: the true cost.
     crowded
-        True cost of each engine by the number of busy engines (`sim.shared_cores`); empty: engines do not affect each
+        True cost of each engine by the number of busy engines (`sim.engine`); empty: engines do not affect each
         other.
     hosts
         Hosts for actions; empty: one with `tool_cpus`.
@@ -262,3 +261,26 @@ def equal_engines(
         )
         for number in range(count)
     )
+
+
+class FaultDraws:
+    """Fault draws of one simulation."""
+
+    def __init__(self, faults: SimulatedFaults, seed: int) -> None:
+        self._faults, self._seed = faults, seed
+
+    def tool_fails(self, action_id: str) -> bool:
+        """Whether this call ends with an error."""
+        return self._below(self._faults.tool_failure_share, action_id)
+
+    def life_s(self, engine_id: str) -> float:
+        """Seconds from an engine's start to its death; 0: it does not die."""
+        mean_s = self._faults.engine_mtbf_s
+        return self._draw(f"life of {engine_id}").expovariate(1 / mean_s) if mean_s else 0.0
+
+    def _below(self, share: float, name: str) -> bool:
+        return share > 0 and self._draw(name).random() < share
+
+    def _draw(self, name: str) -> random.Random:
+        # A seed of type str is hashed by SHA-512, not by `hash`: the same in every process.
+        return random.Random(f"faults {self._seed} {name}")

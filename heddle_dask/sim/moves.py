@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.ids import EngineId
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import EngineId, PolicyVersion
 from heddle_dask.sim.engine import SimulatedEngine
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.kv_cache import SimulatedJob
@@ -83,7 +82,6 @@ class SimulatedMoves:
             self._send(job, command.source_engine_id, self._exports, move)
 
     def step_ended(self, job: SimulatedJob) -> None:
-        """A step of a move has ended."""
         export = self._exports.pop(job, None)
         if export is None:
             self._end(self._warm_ups.pop(job))

@@ -1,12 +1,18 @@
-"""The agent program of a simulated trajectory: follows its plan and keeps its waiting times and engines."""
+"""The agent program of a simulated trajectory, which follows its plan; what carries out its actions in virtual time."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
-from heddle_dask.core.ids import FIRST_RUN, EngineId, GroupId, RunId, StepId, TrajectoryId
-from heddle_dask.core.nouns import TrajectorySpec
-from heddle_dask.workloads.planned import PlannedTrajectory
+from heddle_dask.core.commands import RunAction
+from heddle_dask.core.events import ActionFinished
+from heddle_dask.core.ids import FIRST_RUN, ActionId, EngineId, GroupId, RunId, StepId, TrajectoryId
+from heddle_dask.core.nouns import ActionRequest, TrajectorySpec
+from heddle_dask.sim.loop import VirtualTime
+from heddle_dask.workloads.planned import PlannedAction, PlannedTrajectory
 
 
 class Program:
@@ -120,3 +126,62 @@ class Program:
     def observe(self, tokens: int) -> None:
         """Add the tokens of a tool's result to the context."""
         self.context_tokens += tokens
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedCall:
+    """One tool or reward call of a simulated program, from its request to its result.
+
+    Attributes
+    ----------
+    work
+        What it has to do, and how long that takes.
+    asked_s, begun_s, back_s
+        When its program asked, when it began on its host (for the last time, if hosts were lost), and when its program
+        went on; negative: not yet.
+    units
+        Granted units of its elastic resource; CPUs, if it has none.
+    run_s
+        Seconds that its host reported.
+    cause
+        What ended it if it failed; empty: it did not.
+    """
+
+    request: ActionRequest
+    work: PlannedAction
+    asked_s: float
+    begun_s: float = -1.0
+    back_s: float = -1.0
+    units: int = 0
+    run_s: float = 0.0
+    cause: str = ""
+
+    @property
+    def action_id(self) -> ActionId:
+        """Name of the call."""
+        return self.request.action_id
+
+    @property
+    def trajectory_id(self) -> TrajectoryId:
+        return self.request.trajectory_id
+
+
+class ActionBody(Protocol):
+    """Carries out the actions of one kind of host: CPUs, model services, APIs.
+
+    Reports each end by the function that it was given, as `core.events.ActionFinished`; also of an aborted action, but
+    not of one whose host is lost.
+    """
+
+    def run(self, command: RunAction, call: SimulatedCall) -> None:
+        """Begin an action."""
+
+    def abort(self, action_id: ActionId) -> None:
+        """End a running action now; it reports what it ran."""
+
+    def trajectory_ended(self, trajectory_id: TrajectoryId) -> None:
+        """Drop what is kept for a trajectory."""
+
+
+MakeActionBody = Callable[[VirtualTime, Callable[[ActionFinished, SimulatedCall], None]], ActionBody]
+"""Makes one from the time and the function for the event of each action that has ended or was aborted."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from heddle_dask.core.commands import Command
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.events import Event
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.view import PredictorChoice
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.contract import Predictor
@@ -20,7 +20,7 @@ from heddle_dask.sim.bound import MakespanBound, makespan_bound
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.timeline import Timeline
 from heddle_dask.sim.world import SimulatedWorld
-from heddle_dask.strategies.affinity.checks import check_affinity
+from heddle_dask.strategies.affinity.hardware_map import check_affinity
 from heddle_dask.strategies.presets import build_strategies, tell_costs
 from heddle_dask.workloads.planned import PlannedTrajectory
 

@@ -1,4 +1,4 @@
-"""Several runs in one simulated world: what joins when, the predictor of each run, and when a run has ended."""
+"""Several runs in one simulated world: what joins when, each with its prediction service, and when a run has ended."""
 
 from __future__ import annotations
 
@@ -7,18 +7,80 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heddle_dask.core import events as ev
+from heddle_dask.core.events import PredictionMade
 from heddle_dask.core.ids import FIRST_RUN, RunId, TrajectoryId
 from heddle_dask.core.run_description import RunDescription
 from heddle_dask.core.run_record import plain_name, qualified
 from heddle_dask.core.run_strategies import BuildStrategies
+from heddle_dask.core.state import State
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.predictors.contract import Predictor
+from heddle_dask.predictors.service import PredictionService
+from heddle_dask.sim.fleet import ControlDelays
 from heddle_dask.sim.loop import VirtualTime
-from heddle_dask.sim.predictions import SimulatedPredictions
 from heddle_dask.sim.program import Program
 from heddle_dask.strategies.presets import build_strategies, tell_costs
 from heddle_dask.workloads.planned import PlannedTrajectory
+
+
+class SimulatedPredictions:
+    """Runs the calls and fits of a session's `PredictionService`.
+
+    A call ends ``predict_s`` after its first request and answers all requests made until then. A fit begins after a
+    call; its model is in use after ``ControlDelays.fitting_s``.
+    """
+
+    def __init__(
+        self,
+        predictor: Predictor | None,
+        time: VirtualTime,
+        delays: ControlDelays,
+        state: State,
+        answer: Callable[[PredictionMade], None],
+    ) -> None:
+        self._service = None if predictor is None else PredictionService(predictor)
+        self._time = time
+        self._delays = delays
+        self._state = state
+        self._answer = answer
+        self._running = False
+
+    def ask(self, trajectory_id: TrajectoryId) -> None:
+        """Request a prediction as of now."""
+        if self._service is None:
+            raise AssertionError("these strategies ask for predictions: give the simulation a predictor")
+        self._service.ask(self._state.trajectories[trajectory_id], self._time.now_s)
+        if not self._running:
+            self._start(self._service)
+
+    def ended(self, trajectory_id: TrajectoryId, status: str) -> None:
+        """Learn from a trajectory that ends now."""
+        trajectory = self._state.trajectories.get(trajectory_id)
+        if self._service is None or trajectory is None:
+            return
+        self._service.ended(trajectory, status, self._time.now_s)
+        if not self._running:
+            self._call(self._service)
+
+    def _start(self, service: PredictionService) -> None:
+        self._running = True
+        self._time.after(self._delays.predict_s, self._answer_all, service)
+
+    def _answer_all(self, service: PredictionService) -> None:
+        self._call(service)
+        self._running = False
+        if service.asked:
+            self._start(service)
+
+    def _call(self, service: PredictionService) -> None:
+        batch = service.take_batch()
+        for event in service.answers(batch, service.call(batch), self._time.now_s):
+            self._answer(event)
+        if service.begin_fit():
+            fitted = service.fit()
+            fitting_s = 0.0 if fitted is None else self._delays.fitting_s(fitted.rows)
+            self._time.after(fitting_s, service.end_fit, fitted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.gpu_chunks import chunk_size
-from heddle_dask.core.pools import ModelService
+from heddle_dask.core.resources import ModelService
 
 
 @dataclass(frozen=True, slots=True)

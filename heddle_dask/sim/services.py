@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
-from heddle_dask.core.pools import ModelService
-from heddle_dask.sim.action_bodies import SimulatedCall
+from heddle_dask.core.resources import ModelService
 from heddle_dask.sim.fleet import FAILED_TOOL_SHARE
 from heddle_dask.sim.loop import VirtualTime
+from heddle_dask.sim.program import SimulatedCall
 from heddle_dask.sim.service_times import ServiceTimes
 
 ServiceCommand = cmd.LoadService | cmd.EvictService | cmd.DropServiceCopy

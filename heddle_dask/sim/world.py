@@ -14,35 +14,29 @@ from typing import assert_never
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
-from heddle_dask.core.ids import FIRST_RUN, EngineId, StepId, TrajectoryId
-from heddle_dask.core.nouns import EngineDescription, StepRequest
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.run_description import RunDescription
-from heddle_dask.core.tp_degrees import TpDegreePlan
+from heddle_dask.core.ids import FIRST_RUN, EngineId, PolicyVersion, StepId, TrajectoryId
+from heddle_dask.core.nouns import EngineDescription, StepRequest, TpDegreePlan
+from heddle_dask.core.run_description import RetryPolicy, RunDescription
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.predictors.contract import Predictor
-from heddle_dask.sim.action_bodies import SimulatedCall
 from heddle_dask.sim.calls import SimulatedCalls
 from heddle_dask.sim.deployment import SimulatedDeployment
-from heddle_dask.sim.engine import SimulatedEngine
-from heddle_dask.sim.fault_draws import FaultDraws
-from heddle_dask.sim.fleet import SimulatedFleet
+from heddle_dask.sim.engine import SharedCores, SimulatedEngine
+from heddle_dask.sim.fleet import FaultDraws, SimulatedFleet
 from heddle_dask.sim.kv_cache import SimulatedJob
 from heddle_dask.sim.loop import VirtualTime
 from heddle_dask.sim.moves import SimulatedMoves
-from heddle_dask.sim.predictions import SimulatedPredictions
-from heddle_dask.sim.program import Program
+from heddle_dask.sim.program import Program, SimulatedCall
 from heddle_dask.sim.runs import (
     PredictionsOfRuns,
+    SimulatedPredictions,
     SimulatedRun,
     SimulatedRuns,
     numbered,
     programs_of,
     strategies_builder,
 )
-from heddle_dask.sim.shared_cores import SharedCores
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 

@@ -9,8 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from heddle_dask.core.entities import Engine
 from heddle_dask.core.errors import BadInput
-from heddle_dask.cost.class_costs import ClassCosts
-from heddle_dask.cost.engine_cost import EngineCost, load_profile, profile_names
+from heddle_dask.cost.engine_cost import ClassCosts, EngineCost, load_profile, profile_names
 from heddle_dask.cost.iteration import UNLIMITED_TOKENS
 
 _DEGREES = (1, 2, 4, 8, 16)

@@ -14,8 +14,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.notebook import facts_html, rows_html
 from heddle_dask.core.run_description import check_weight
 from heddle_dask.core.view import PredictorChoice, StrategySet
-from heddle_dask.cost.class_costs import ClassCosts
-from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping
+from heddle_dask.cost.engine_cost import ClassCosts, EngineCost, cost_from_mapping
 from heddle_dask.strategies.actions.elastic import ElasticUnits
 from heddle_dask.strategies.actions.first_come import FirstComeMinimum
 from heddle_dask.strategies.admission.additive_increase import AdditiveIncrease
@@ -38,12 +37,9 @@ from heddle_dask.strategies.placement.round_robin import RoundRobin
 from heddle_dask.strategies.placement.sticky import Sticky
 from heddle_dask.strategies.placement.sticky_by_count import StickyByCount
 from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoaded
-from heddle_dask.strategies.predictor.choice import LearnedPredictorOptions, OracleOptions
-from heddle_dask.strategies.preemption.hysteresis import Hysteresis
-from heddle_dask.strategies.scheduling.first_come import FirstComeFirstServed
-from heddle_dask.strategies.scheduling.group_first import GroupFirst
-from heddle_dask.strategies.scheduling.least_attained import LeastAttained
-from heddle_dask.strategies.scheduling.longest_first import LongestFirst
+from heddle_dask.strategies.predictor import LearnedPredictorOptions, OracleOptions
+from heddle_dask.strategies.preemption import Hysteresis
+from heddle_dask.strategies.scheduling import FirstComeFirstServed, GroupFirst, LeastAttained, LongestFirst
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,7 @@ class GroupDropped:
     Attributes
     ----------
     cause
-        `NO_VARIANCE`, `FOREIGN`, `group_records.TOO_FEW`, `core.staleness.STALE`, or that of the cancellation.
+        `NO_VARIANCE`, `FOREIGN`, `group_records.TOO_FEW`, `core.run_description.STALE`, or that of the cancellation.
     sampled_tokens, rewards
         Of each of its members that ended. No rewards where they are unknown.
     """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
-from heddle_dask.core.staleness import REDUNDANT, STALE
+from heddle_dask.core.run_description import REDUNDANT, STALE
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.training.group_plan import GroupPlan
 from heddle_dask.training.groups import FinishedGroup

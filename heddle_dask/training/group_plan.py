@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.staleness import StalenessBound
-from heddle_dask.core.weight_policy import WeightUpdatePolicy
+from heddle_dask.core.run_description import StalenessBound, WeightUpdatePolicy
 
 LateMembers = Literal["cancel", "keep"]
 

@@ -102,7 +102,7 @@ class TrajectoryGroup:
     Attributes
     ----------
     lineage
-        The line of training whose weights sampled it (`core.policy_version`).
+        The line of training whose weights sampled it (`core.ids`).
     late_for, earlier_rewards
         Of members that came late: the id of their group, and the rewards of its members that were delivered before.
         Advantages are relative to all of them; only the late ones are trained here.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.training.batch_files import load_batch
 from heddle_dask.training.groups import TrainingBatch
 from heddle_dask.training.trainer import TrainerState, TrainReport

@@ -25,7 +25,7 @@ class TrainingPlan:
     steps
         Training steps of the whole run; each takes one batch.
     alpha
-        The largest age of a sample that is trained, as in `core.staleness`.
+        The largest age of a sample that is trained, as in `core.run_description`.
     depth
         Batches that may be rolled out ahead of the batch that is being trained; 0: rollout and training take turns.
     barrier

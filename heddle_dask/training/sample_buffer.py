@@ -10,7 +10,7 @@ sampled the first token of a group's oldest member. What the buffer promises, fo
 - Its groups are the oldest that wait: by b, then by the order of their arrival.
 - No group is in two batches, and an accepted group leaves by a batch or by a counted eviction.
 - With ``pace``, a batch waits for the oldest running groups where later batches have no place for all of them: what
-  takes long is not starved by what is short. With the credits of `core.staleness`, nothing is evicted then.
+  takes long is not starved by what is short. With the credits of `core.run_description`, nothing is evicted then.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from heddle_dask.core.errors import BadInput, check_count
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.staleness import STALE, StalenessBound
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.core.run_description import STALE, StalenessBound
 from heddle_dask.training.buffer_counts import BufferCounts
 from heddle_dask.training.buffer_events import (
     FOREIGN,

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from heddle_dask.core.errors import BadInput, WriteFailed
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.records.journal import Journal, JournalReader
 from heddle_dask.records.reader import RunReader
 from heddle_dask.training.batch_files import batch_path, save_batch

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args
 
 from heddle_dask.core.errors import BadInput, check_keys, is_finite
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 
 LengthNormalisation = Literal["batch", "sequence", "constant"]
 RateSchedule = Literal["constant", "linear", "cosine"]
@@ -25,7 +25,7 @@ class TrainerSpec:
     checkpoints
         Directory for checkpoints; each is a directory ``step-000012`` in it.
     lineage
-        Name of this line of training (`core.policy_version`).
+        Name of this line of training (`core.ids`).
     start
         The checkpoint that the line begins with; empty: `model`.
     learning_rate, warmup_steps, schedule, schedule_steps

@@ -1,15 +1,62 @@
-"""LoRA adapters, merged with the weights that they were trained on: W + scale B A (Hu et al. 2021, section 4.1)."""
+"""LoRA adapters, merged with the weights that they were trained on; which weights a running model may take.
+
+Merged are W + scale B A (Hu et al. 2021, section 4.1), also in types that NumPy lacks: bfloat16 is the upper half of
+float32. Whether published weights may replace those of a running model is decided from a manifest, before any pause.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from heddle_dask.weights.bfloat16 import from_float32, to_float32
-from heddle_dask.weights.manifest import AdapterFacts, TensorFacts, WeightsRefused
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.weights.manifest import AdapterFacts, ModelFacts, TensorFacts, WeightManifest, WeightsRefused
 from heddle_dask.weights.tensor_files import RawTensor
+
+
+def to_float32(tensor: RawTensor) -> npt.NDArray[np.float32]:
+    """The numbers of a tensor.
+
+    Raises
+    ------
+    WeightsRefused
+        Its type has no arithmetic here, such as a quantised one.
+    """
+    raw = np.ascontiguousarray(tensor.data).reshape(-1).view(np.uint8)
+    if tensor.dtype == "BF16":
+        values = (raw.view("<u2").astype("<u4") << np.uint32(16)).view("<f4")
+    elif tensor.dtype in ("F32", "F16"):
+        values = raw.view({"F32": "<f4", "F16": "<f2"}[tensor.dtype]).astype(np.float32)
+    else:
+        raise WeightsRefused(
+            f"tensor {tensor.name} has type {tensor.dtype}: an adapter needs F32, F16 or BF16"
+        )
+    return values.reshape(tensor.shape)
+
+
+def from_float32(name: str, dtype: str, values: npt.NDArray[np.float32]) -> RawTensor:
+    """A tensor of these numbers, each rounded to the nearest of its type, ties to even."""
+    shape = values.shape
+    if dtype == "BF16":
+        bits = np.ascontiguousarray(values, dtype="<f4").reshape(-1).view("<u4")
+        rounded = (
+            (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
+        ).astype("<u2")
+        # The sum above would turn some patterns of "not a number" into infinity or zero.
+        data: npt.NDArray[Any] = np.where(np.isnan(values.reshape(-1)), np.uint16(0x7FC0), rounded).astype(
+            "<u2"
+        )
+    elif dtype in ("F32", "F16"):
+        data = np.ascontiguousarray(values, dtype={"F32": "<f4", "F16": "<f2"}[dtype])
+    else:
+        raise WeightsRefused(f"tensor {name} has type {dtype}: an adapter needs F32, F16 or BF16")
+    return RawTensor(name, dtype, shape, data)
+
 
 # As PEFT stores them: base_model.model.<module>.lora_A.weight (rank, in) and lora_B.weight (out, rank). With an
 # adapter's name, as in a running PeftModel: lora_A.default.weight.
@@ -70,3 +117,64 @@ def merged(
         down, up = (to_float32(adapter_tensors[name]) for name in pair)
         change = np.float32(adapter.scale) * (up @ down)
         yield from_float32(tensor.name, tensor.dtype, to_float32(tensor) + change)
+
+
+_NAMED_AT_ONCE = 3
+
+_STORED_AS: Final[Mapping[str, str]] = {"float32": "F32", "float16": "F16", "half": "F16", "bfloat16": "BF16"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunningModel:
+    """The model that an engine was started with.
+
+    Attributes
+    ----------
+    tensors
+        By name, as its files have them.
+    dtype
+        The type in which the engine runs it; ``"auto"``: that of its files.
+    """
+
+    facts: ModelFacts
+    tensors: Mapping[str, TensorFacts]
+    dtype: str = "auto"
+
+
+def check_order(manifest: WeightManifest, asked: PolicyVersion, current: PolicyVersion) -> None:
+    """Raise `WeightsRefused` when a manifest is not of the version `asked` for, or does not replace `current`."""
+    if manifest.version != asked:
+        raise WeightsRefused(f"the manifest is of weights {manifest.version}, and {asked} were asked for")
+    if not asked.is_newer_than(current):
+        raise WeightsRefused(f"weights {asked} are not newer than the engine's {current}")
+
+
+def check_fits(manifest: WeightManifest, model: RunningModel) -> None:
+    """Raise `WeightsRefused` when the weights are those of another model, or of a part of it."""
+    if manifest.model.config_digest != model.facts.config_digest:
+        raise WeightsRefused(f"weights {manifest.version} are of a model of another shape (config.json)")
+    if manifest.model.tokenizer_digest != model.facts.tokenizer_digest:
+        raise WeightsRefused(f"weights {manifest.version} are of a model with another tokenizer")
+    if manifest.adapter is not None:
+        check_adapter(manifest.tensors, model.tensors, manifest.adapter)
+        return
+    published = {tensor.name: tensor for tensor in manifest.tensors}
+    for what, names in (
+        ("lack", sorted(set(model.tensors) - set(published))),
+        ("have the unknown", sorted(set(published) - set(model.tensors))),
+    ):
+        if names:
+            more = f" and {len(names) - _NAMED_AT_ONCE} more" if len(names) > _NAMED_AT_ONCE else ""
+            named = ", ".join(names[:_NAMED_AT_ONCE])
+            raise WeightsRefused(f"weights {manifest.version} {what} tensors {named}{more}")
+    for name, tensor in published.items():
+        own = model.tensors[name]
+        if tensor.shape != own.shape:
+            raise WeightsRefused(
+                f"weights {manifest.version} have {name} of shape {tensor.shape}, the model {own.shape}"
+            )
+        allowed = {own.dtype, _STORED_AS.get(model.dtype, own.dtype)}
+        if tensor.dtype not in allowed:
+            raise WeightsRefused(
+                f"weights {manifest.version} have {name} as {tensor.dtype}, the model as {' or '.join(sorted(allowed))}"
+            )

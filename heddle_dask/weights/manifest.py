@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
 from heddle_dask.core.errors import BadInput, HeddleError
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 
 WeightKind = Literal["full", "adapter"]
 

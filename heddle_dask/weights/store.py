@@ -19,7 +19,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.weights.collective import CollectiveUri, is_collective
 from heddle_dask.weights.manifest import (
     MANIFEST_NAME,

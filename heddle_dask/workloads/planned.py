@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.nouns import joined_domain
+from heddle_dask.core.nouns import DurationProfile, joined_domain
 from heddle_dask.core.resources import ONE_CPU, ResourceDemand
 from heddle_dask.workloads.traces import TracedTrajectory
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.training.advantages import AdvantageFunction, less_mean
 from heddle_dask.training.groups import TrainingBatch, TrajectoryGroup
 from heddle_dask.training.sample_rows import SampleRow, sample_rows

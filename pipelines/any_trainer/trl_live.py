@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.environments.base import Task
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.training.weight_control import WeightControl

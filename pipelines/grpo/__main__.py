@@ -20,7 +20,7 @@ from typing import Any
 from aiohttp import web
 
 from heddle_dask.core.errors import BadInput, HeddleError
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.training.trainer import TrainerState, TrainReport
 from heddle_dask.training.trainer_spec import TrainerSpec
 from heddle_dask.weights.collective import CollectiveUri, is_collective

@@ -17,7 +17,7 @@ import torch
 from aiohttp import web
 
 from heddle_dask.core.errors import BadInput, HeddleError
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.weight_broadcast import (
     PATIENCE_S,
     PIECE_BYTES,

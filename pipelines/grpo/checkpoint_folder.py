@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput, WriteFailed
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.records import synced_store
 from heddle_dask.training.trainer_spec import checkpoint_name
 

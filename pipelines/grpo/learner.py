@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.training.advantages import advantage_function
 from heddle_dask.training.batch_files import load_batch
 from heddle_dask.training.groups import TrainingBatch

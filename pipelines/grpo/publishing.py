@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.weights.adapters import merged
 from heddle_dask.weights.manifest import AdapterFacts
 from heddle_dask.weights.model_directory import model_facts, weight_files, weights_digest

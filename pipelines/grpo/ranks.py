@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.training.trainer import TrainReport
 from heddle_dask.training.trainer_spec import TrainerSpec
 from pipelines.grpo.learner import Learner, check_spec

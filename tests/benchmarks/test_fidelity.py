@@ -311,6 +311,7 @@ def test_a_sibling_with_a_shorter_prompt_leaves_the_longer_one_in_the_cache() ->
 
 @pytest.mark.cluster
 @pytest.mark.slow
+@pytest.mark.long
 def test_both_sides_run_and_do_the_same_work(trace: Path, model_dir: str, tmp_path: Path) -> None:
     """Counts, not seconds: this machine may be busy."""
     pair = twins_of(

@@ -37,9 +37,9 @@ from heddle_dask.engines.contract import GenerateRequest, GenerateResult
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.replay import ReplayEnvironment
-from heddle_dask.live.driver.attempts import trajectory_seed
-from heddle_dask.live.driver.context import LiveContext
-from heddle_dask.live.driver.services import Budget, Sampling, Services
+from heddle_dask.live.driver.programs.attempts import trajectory_seed
+from heddle_dask.live.driver.programs.context import LiveContext
+from heddle_dask.live.driver.programs.services import Budget, Sampling, Services
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
 
 MAX_CONTEXT_TOKENS = 400
@@ -102,12 +102,9 @@ class RecordingPlane:
         self.requests.append(GenerateRequest("ours", list(self._context), call.sampling))
         ids = draws(self.requests[-1])
         self._context += ids
-        return StepResult(
-            status="ok",
-            token_ids=np.array(ids, dtype="<i4").tobytes(),
-            logprobs=np.zeros(len(ids), dtype="<f4").tobytes(),
-            finish_reason="length",
-        )
+        nan = float("nan")
+        made = GenerateResult(tuple(ids), (0.0,) * len(ids), "length", 0, 0, nan, nan, nan)
+        return StepResult("ok", generated=made)
 
     async def action(self, _call: ActionCall, _request: Sequence[Any]) -> ActionOutcome:
         return ActionOutcome("ok", cloudpickle.dumps(None), cpus=0, run_s=0.0)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.opponents.shared_cpus import SharedJob, SharedNode, fair_level
-from heddle_dask.core.duration_profile import DurationProfile
+from heddle_dask.core.nouns import DurationProfile
 from heddle_dask.sim.loop import VirtualTime
 
 Job = tuple[float, float, float, float]

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from heddle_dask.chat.rendering import TEMPLATE_TEXT, Rendering
-from heddle_dask.chat.template import ChatTemplate
+from heddle_dask.chat.template import TEMPLATE_TEXT, ChatTemplate, Rendering
 from heddle_dask.core.errors import BadInput
 
 CHATML = """\

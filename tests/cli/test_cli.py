@@ -29,10 +29,10 @@ from heddle_dask.core.journal_codec import gap
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.engines.gpus import InstalledGpu
 from heddle_dask.environments.loading import load_environment
-from heddle_dask.live.driver.continuation import task_list, tokenizer_digest
-from heddle_dask.live.driver.rollout_inputs import tasks_of
-from heddle_dask.live.driver.run_writer import journal_path
-from heddle_dask.live.driver.services import Budget, Sampling
+from heddle_dask.live.driver.files.continuation import task_list, tokenizer_digest
+from heddle_dask.live.driver.files.run_writer import journal_path
+from heddle_dask.live.driver.inputs.rollout_inputs import tasks_of
+from heddle_dask.live.driver.programs.services import Budget, Sampling
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.store import RunStore
 from heddle_dask.records.trajectory import (

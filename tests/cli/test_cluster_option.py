@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from heddle_dask.cli.group_cluster import engine_tp_degree, engines_of_groups, plan_of_file
 from heddle_dask.cli.main import heddle
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.live.driver.rollout_inputs import Engines
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
 
 TOOLS = '[groups.cpu]\nrole = "tool"\npartition = "cpu"\n'
 GPUS = '[groups.gpu]\nrole = "rollout"\npartition = "gpu"\n'

@@ -10,7 +10,7 @@ import pytest
 
 from heddle_dask.cli.rollout.run_logs import KEPT_BYTES, SESSIONS_KEPT, RunLogs, bound_logs, log_tail
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.run_writer import WriteMode
+from heddle_dask.live.driver.files.run_writer import WriteMode
 from heddle_dask.records.store import RunStore
 
 

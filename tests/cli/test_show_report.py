@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from worlds.run_builders import journal_lines, timed_trajectory
 
 from heddle_dask.cli.main import heddle
-from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.store import RunStore
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord, trajectory_to_body

@@ -13,13 +13,13 @@ from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, StepId, TrajectoryId
 from heddle_dask.core.nouns import (
+    NORMAL,
     ActionRequest,
     EngineDescription,
     HostDescription,
     StepRequest,
     TrajectorySpec,
 )
-from heddle_dask.core.priority import NORMAL
 from heddle_dask.core.resources import Resources
 from heddle_dask.views.history.history_pictures import picture_of
 from heddle_dask.views.history.run_history import RunHistory

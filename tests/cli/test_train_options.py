@@ -13,7 +13,7 @@ from heddle_dask.cli.rollout.command import rollout
 from heddle_dask.cli.train.command import NOT_OF_ROLLOUT, train
 from heddle_dask.cli.train.order import engine_dtype
 from heddle_dask.core.errors import BadInput
-from heddle_dask.environments.held_out import held_out_name, training_name
+from heddle_dask.environments.loading import held_out_name, training_name
 from heddle_dask.live.training.store_check import check_store
 from heddle_dask.training.run_directory import TrainingDirectory
 from heddle_dask.weights.store import WeightStore

@@ -10,11 +10,9 @@ from worlds.core_builders import Stage, trajectory_spec
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import AdmitTrajectory, CancelTrajectory, Command, StartStep
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.ids import FIRST_RUN, EngineId, GroupId, RunId, TrajectoryId
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.run_description import RunDescription
-from heddle_dask.core.staleness import REDUNDANT, STALE, StalenessBound
-from heddle_dask.core.training_counts import staleness_counts
+from heddle_dask.core.ids import FIRST_RUN, EngineId, GroupId, PolicyVersion, RunId, TrajectoryId
+from heddle_dask.core.run_description import REDUNDANT, STALE, RunDescription, StalenessBound
+from heddle_dask.core.snapshot import staleness_counts
 from heddle_dask.core.transitions import TrajectoryState
 
 

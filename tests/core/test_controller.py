@@ -18,8 +18,7 @@ from heddle_dask.core.commands import (
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import InvalidTransition
 from heddle_dask.core.ids import EngineId, StepId, TrajectoryId
-from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.priority import Priority
+from heddle_dask.core.nouns import Priority, StepRequest
 from heddle_dask.core.transitions import KvEvent, KvState, TrajectoryState
 from heddle_dask.strategies.presets import build_strategies
 

@@ -9,7 +9,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.commands import AbortAction, GiveUpAction, RunAction
 from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
 from heddle_dask.core.resources import Resources
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.transitions import TrajectoryState
 
 H1, H2 = HostId("H1"), HostId("H2")

@@ -8,10 +8,9 @@ from collections import deque
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_dask.core.credits import CreditLedger
-from heddle_dask.core.ids import GroupId, TrajectoryId
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.staleness import StalenessBound, StalenessMode
+from heddle_dask.core.ids import GroupId, PolicyVersion, TrajectoryId
+from heddle_dask.core.run_description import StalenessBound, StalenessMode
+from heddle_dask.core.run_record import CreditLedger
 
 
 class Accounts:

@@ -14,8 +14,7 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.ids import EngineId, GroupId, TrajectoryId
 from heddle_dask.core.journal_codec import replay
-from heddle_dask.core.nouns import TrajectorySpec
-from heddle_dask.core.tp_degrees import DegreeRequest, FinishedWork, NodeGpus, TpDegreePlan
+from heddle_dask.core.nouns import DegreeRequest, FinishedWork, NodeGpus, TpDegreePlan, TrajectorySpec
 from heddle_dask.strategies.presets import build_strategies
 
 NODE = DegreeRequest(

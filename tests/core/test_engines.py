@@ -13,7 +13,7 @@ from heddle_dask.core.commands import (
     StartStep,
 )
 from heddle_dask.core.ids import EngineId, HostId, StepId, TrajectoryId
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.transitions import KvState, TrajectoryState
 
 A = TrajectoryId("a")

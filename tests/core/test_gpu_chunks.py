@@ -11,7 +11,7 @@ from worlds.core_builders import action_of
 
 from heddle_dask.core.gpu_chunks import FreeChunks, GpuBuddies, GpuChunk, chunk_size
 from heddle_dask.core.resources import Amounts, ResourceDemand
-from heddle_dask.core.service_demand import on_chunks
+from heddle_dask.core.waiting_actions import on_chunks
 
 
 def aligned(gpus: int) -> list[GpuChunk]:

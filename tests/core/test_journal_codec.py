@@ -21,9 +21,9 @@ from heddle_dask.core.events import Event
 from heddle_dask.core.ids import EngineId, StepId, TrajectoryId
 from heddle_dask.core.integrity import check_integrity
 from heddle_dask.core.journal_codec import decode, encode, replay
-from heddle_dask.core.pools import ApiQuota, QuotaWindow
-from heddle_dask.core.priority import Priority
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.nouns import Priority
+from heddle_dask.core.resources import ApiQuota, QuotaWindow
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.strategies.presets import build_strategies
 
 KINDS = (*get_args(Event), *get_args(Command))

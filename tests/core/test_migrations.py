@@ -16,7 +16,7 @@ from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.migrations import MoveTotals
 from heddle_dask.core.transitions import KvState, TrajectoryState
 from heddle_dask.core.view import ClusterView, Migration, Move, MoveRequest, PredictorChoice
-from heddle_dask.strategies.migration.transfers import choose_transfers
+from heddle_dask.strategies.migration.priced import choose_transfers
 from heddle_dask.strategies.presets import build_strategies
 
 E1, E2, E3 = EngineId("E1"), EngineId("E2"), EngineId("E3")

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.needs import Needs
+from heddle_dask.core.nouns import DurationProfile
 from heddle_dask.core.resources import CPUS, GPUS, MEMORY, Amounts, ResourceDemand, Resources, api_resource
 
 

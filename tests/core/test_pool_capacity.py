@@ -10,9 +10,8 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command, GiveUpAction, RunAction, WakeUp
 from heddle_dask.core.ids import ActionId, HostId
 from heddle_dask.core.nouns import HostDescription
-from heddle_dask.core.pools import PoolMaximum
-from heddle_dask.core.resources import ResourceDemand, Resources
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.resources import PoolMaximum, ResourceDemand, Resources
+from heddle_dask.core.run_description import RetryPolicy
 
 
 def stage_of(max_pool_wait_s: int = 60) -> Stage:

@@ -21,10 +21,9 @@ from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
 from heddle_dask.core.integrity import check_integrity
 from heddle_dask.core.journal_codec import decode, encode, replay
 from heddle_dask.core.nouns import ActionRequest
-from heddle_dask.core.pools import ApiQuota, QuotaWindow
 from heddle_dask.core.quotas import RATE_LIMITED, UNAVAILABLE, Api, backoff_s
-from heddle_dask.core.resources import Amounts, ResourceDemand, Resources, api_resource
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.resources import Amounts, ApiQuota, QuotaWindow, ResourceDemand, Resources, api_resource
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.transitions import BreakerState
 from heddle_dask.core.view import ClusterView, Grant
 from heddle_dask.strategies.presets import build_strategies

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 
 
 def test_a_mapping_and_the_written_form_give_the_same_policy() -> None:

@@ -11,11 +11,11 @@ from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command
 from heddle_dask.core.controller import Controller
-from heddle_dask.core.held_steps import RECALLED
 from heddle_dask.core.ids import FIRST_RUN, EngineId, RunId, TrajectoryId
 from heddle_dask.core.journal_codec import replay
+from heddle_dask.core.placements import RECALLED
 from heddle_dask.core.run_description import RunDescription
-from heddle_dask.core.run_view import RunView
+from heddle_dask.core.run_strategies import RunView
 from heddle_dask.core.view import ClusterView
 from heddle_dask.strategies.described import strategies_of_description
 

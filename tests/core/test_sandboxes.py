@@ -19,7 +19,7 @@ from heddle_dask.core.ids import HostId
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.core.nouns import ActionRequest, HostDescription
 from heddle_dask.core.resources import CPUS, MEMORY, Resources
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.view import ClusterView, Grant
 from heddle_dask.strategies.presets import build_strategies
 

@@ -10,21 +10,20 @@ from worlds.core_builders import Stage
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.chunk_choice import choose_chunk
 from heddle_dask.core.gpu_chunks import GpuChunk
 from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, ActionWaits, HostDescription
-from heddle_dask.core.pools import ModelService
 from heddle_dask.core.resources import (
     COPY_BYTES,
     GPUS,
     MODELS_PER_GPU,
     Amounts,
+    ModelService,
     ResourceDemand,
     Resources,
 )
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.service_copies import HostGpus, ServiceCopy
+from heddle_dask.core.run_description import RetryPolicy
+from heddle_dask.core.service_copies import HostGpus, ServiceCopy, choose_chunk
 from heddle_dask.core.snapshot import ServiceCounts
 from heddle_dask.core.transitions import CopyState
 

@@ -11,8 +11,7 @@ from worlds.training_world import play_training
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import replay
-from heddle_dask.core.staleness import StalenessBound, StalenessMode
-from heddle_dask.core.weight_policy import WeightUpdatePolicy
+from heddle_dask.core.run_description import StalenessBound, StalenessMode, WeightUpdatePolicy
 
 POLICIES = (
     WeightUpdatePolicy(),

@@ -12,7 +12,6 @@ from worlds.core_builders import Stage
 import heddle_dask
 from heddle_dask.core.commands import StartStep
 from heddle_dask.core.errors import InvalidTransition
-from heddle_dask.core.states_page import states_page
 from heddle_dask.core.transitions import (
     ACTION,
     BREAKER,
@@ -42,6 +41,7 @@ from heddle_dask.core.transitions import (
     WeightsState,
 )
 from heddle_dask.records.trajectory import Cause, Status
+from scripts.states_page import states_page
 
 TABLES: dict[str, tuple[Machine[Any, Any], type[Enum], type[Enum], Enum]] = {
     "trajectory": (TRAJECTORY, TrajectoryState, TrajectoryEvent, TrajectoryState.SUBMITTED),
@@ -211,7 +211,7 @@ def test_rule_5_a_step_waits_while_its_kv_moves() -> None:
 def test_the_page_of_states_is_the_one_that_the_tables_give() -> None:
     page = Path(__file__).parents[2] / "docs" / "states.md"
     assert page.read_text(encoding="utf-8") == states_page(), (
-        "run: python -m heddle_dask.core.states_page > docs/states.md"
+        "run: python -m scripts.states_page > docs/states.md"
     )
 
 

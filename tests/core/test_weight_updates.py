@@ -20,12 +20,10 @@ from heddle_dask.core.commands import (
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import BadInput, GuardViolation
 from heddle_dask.core.guards import check_kv_version
-from heddle_dask.core.ids import EngineId
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.run_description import RunDescription
+from heddle_dask.core.ids import EngineId, PolicyVersion
+from heddle_dask.core.run_description import RunDescription, WeightUpdatePolicy
 from heddle_dask.core.transitions import EngineState, WeightsState
 from heddle_dask.core.view import MoveRequest
-from heddle_dask.core.weight_policy import WeightUpdatePolicy
 
 ONE, TWO, THREE = (PolicyVersion("a", number) for number in (1, 2, 3))
 

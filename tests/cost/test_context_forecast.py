@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_dask.cost.context_forecast import ContextForecast
-from heddle_dask.cost.context_growth import (
+from heddle_dask.cost.context_forecast import (
     GROWTH_TOKENS,
+    ContextForecast,
     DomainGrowth,
     GrowingContext,
     GrowthCounts,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_dask.cost.context_growth import (
+from heddle_dask.cost.context_forecast import (
     GROWTH_TOKENS,
     GrowthCounts,
     GrowthLaw,

@@ -22,8 +22,8 @@ from heddle_dask.cost.hardware import (
     kv_capacity_tokens,
 )
 from heddle_dask.cost.model_config import read_shape, shape_of_config
-from heddle_dask.cost.public_points import public_points, table_lines
 from heddle_dask.cost.published import gpu_names, gpu_of, model_names, model_of, source_of
+from scripts.public_points import public_points, table_lines
 
 LLAMA = {
     "model_type": "llama",

@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.cost.hardware import Gpu
+from heddle_dask.cost.hardware import SETUP_S, Gpu, transfer_s
 from heddle_dask.cost.published import gpu_of, model_of
-from heddle_dask.cost.transfers import SETUP_S, transfer_s
 
 # Heddle, Table 1: mean seconds of a migration (Qwen3-8B, 14B, 32B).
 TABLE_1 = {"coding": (0.26, 0.27, 0.35), "search": (0.12, 0.15, 0.27), "math": (0.24, 0.25, 0.33)}

@@ -36,7 +36,7 @@ from heddle_dask.engines.contract import (
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.live.driver.stop_strings import tokens_to_stop
+from heddle_dask.live.driver.programs.stop_strings import tokens_to_stop
 
 MAX_MODEL_LEN = 2048
 SLOTS = 8

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds.live_world import cluster, run
+from worlds.live_world import run
+from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import GenerateRequest, KvTransferFailed, SamplingParams
-from heddle_dask.engines.kinds import ENGINE_KINDS, engine_kind
 from heddle_dask.engines.process import EngineProcess
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import ENGINE_KINDS, EngineSpec, engine_kind
 from heddle_dask.environments.base import Task
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines
 
 ECHO = "worlds.echo_engine:ECHO"
 
 
 def test_a_kind_is_found_by_its_name_or_as_an_object_of_a_module():
-    assert all(engine_kind(name) is kind and kind.name == name for name, kind in ENGINE_KINDS.items())
+    assert all(engine_kind(name).name == name for name in ENGINE_KINDS)
     assert engine_kind(ECHO).name == "echo"
 
 
@@ -45,10 +44,10 @@ def test_a_kind_that_is_none_is_refused_with_the_kinds_there_are(name: Any, mess
 
 def test_only_kinds_that_take_a_cost_keep_one():
     cost = {"seconds_per_token": 0.5}
-    for kind in ENGINE_KINDS.values():
+    for kind in map(engine_kind, ENGINE_KINDS):
         options = kind.options_for(cost, time_scale=2.0)
-        assert kind.takes_cost == (kind.default_cost is not None) == (kind.cost_of(options) == cost)
-        assert kind.time_scale(options) == (2.0 if kind.takes_cost else 1.0)
+        assert kind.takes_cost == (kind.default_cost is not None) == (options.cost == cost)
+        assert options.time_scale == (2.0 if kind.takes_cost else 1.0)
         assert kind.options_type.from_mapping(json.loads(json.dumps(options.to_mapping()))) == options
 
 
@@ -81,13 +80,11 @@ async def _agent(task: Task, ctx: Any) -> float:
     return 1.0
 
 
-def test_a_rollout_runs_on_a_third_kind(model_dir: str, monkeypatch: pytest.MonkeyPatch):
-    # Scheduler and workers import the kind by its name.
-    paths = [str(Path(__file__).parent.parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in paths if path))
-
+@pytest.mark.cluster
+def test_a_rollout_runs_on_a_third_kind(model_dir: str):
+    # Scheduler and workers import the kind by its name: shared clusters find modules of the tests.
     async def body() -> None:
-        async with cluster(engines=1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             spec = EngineSpec(ECHO, model_dir, slots=2, max_model_len=1024)
             async with Rollout(
                 client, env=_agent, model=model_dir, engines=Engines(spec=spec, count=1)

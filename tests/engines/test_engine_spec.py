@@ -9,8 +9,7 @@ import pytest
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.emulated.options import EmulatedOptions
-from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.engines.vllm_command import VllmOptions
 
 SPEC = EngineSpec(

@@ -22,8 +22,9 @@ import aiohttp
 import psutil
 import pytest
 
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.engines.client import EngineClient, connector_to
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.connection import connector_to
 from heddle_dask.engines.contract import (
     EngineRefused,
     GenerateRequest,
@@ -447,7 +448,7 @@ def test_faults_of_the_source_fail_the_import(emulated, fault):
 
 
 def test_a_transfer_takes_the_time_of_its_bytes(tmp_path):
-    slow = emulating({"kv_bytes_per_token": 1000, "transfer_bytes_per_s": 1e6})
+    slow = emulating({"kv_bytes_per_token": 1000, "transfer_bytes_per_s": 2.5e5})
     with ExitStack() as stack:
         pair = Pair(*start(stack, tmp_path, slow, slow))
 
@@ -455,13 +456,13 @@ def test_a_transfer_takes_the_time_of_its_bytes(tmp_path):
             tokens = context(500)
             handle = await export(source, tokens)
             assert handle.params["kv_bytes"] == 500_000
-            done = await target.import_kv(name(), tokens, handle)
-            assert done.seconds >= 0.5
+            whole = await target.import_kv(name(), tokens, handle)
+            assert whole.seconds >= 2.0
             # What the target has already is not sent again.
             longer = [*tokens, *context(32)]
             handle = await export(source, longer)
             done = await target.import_kv(name(), longer, handle)
-            assert 0.03 <= done.seconds < 0.5
+            assert 0.12 <= done.seconds < whole.seconds
 
         pair.tell(scenario)
 

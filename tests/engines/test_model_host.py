@@ -14,9 +14,8 @@ import pytest
 from worlds.model_files import classifier, enlarged
 
 from heddle_dask.core.gpu_chunks import GpuChunk
-from heddle_dask.engines.model_services.backend import ServiceFailed, ServiceRefused
 from heddle_dask.engines.model_services.host import HostDevices, ModelHost
-from heddle_dask.engines.model_services.spec import ServiceSpec
+from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceRefused, ServiceSpec
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
 

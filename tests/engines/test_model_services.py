@@ -13,10 +13,9 @@ from aiohttp import web
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.gpu_chunks import GpuChunk
 from heddle_dask.engines.address import EngineAddress, socket_address
-from heddle_dask.engines.model_services.backend import ServiceFailed, ServiceRefused
-from heddle_dask.engines.model_services.memory_slots import MemorySlots
-from heddle_dask.engines.model_services.service_client import ServiceClient
-from heddle_dask.engines.model_services.spec import ServiceSpec
+from heddle_dask.engines.model_services.cpu_backend import MemorySlots
+from heddle_dask.engines.model_services.served_process import ServiceClient
+from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceRefused, ServiceSpec
 from heddle_dask.engines.model_services.vllm_backend import SleepingServer, service_command
 
 PAGE = 4096

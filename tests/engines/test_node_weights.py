@@ -15,11 +15,11 @@ import pytest
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from worlds.weight_builders import perturbed, tensors_of
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines import node_weights
 from heddle_dask.engines.file_lock import FileLock, LockStopped
 from heddle_dask.engines.node_weights import FetchStopped, NodeWeightsDirectory
-from heddle_dask.weights.bfloat16 import to_float32
+from heddle_dask.weights.adapters import to_float32
 from heddle_dask.weights.manifest import AdapterFacts, WeightsRefused
 from heddle_dask.weights.model_directory import model_facts, model_tensors, weights_digest
 from heddle_dask.weights.store import WeightStore

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.engines.private_directory import engines_directory, private_directory
+from heddle_dask.engines.address import engines_directory, private_directory
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
 

@@ -13,15 +13,13 @@ import psutil
 import pytest
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.engines.address import EngineAddress
-from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.ports import free_port, interface_of, port_range
-from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.engines.vllm_arguments import extra_arguments
+from heddle_dask.engines.address import EngineAddress, free_port, interface_of, port_range
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.engines.vllm_command import (
     KV_LEASE_S,
     VllmOptions,
     check_model,
+    extra_arguments,
     installed_vllm_build,
     vllm_command,
 )
@@ -392,7 +390,7 @@ def test_a_port_is_on_loopback(spec):
 
 
 def test_a_port_of_an_engine_is_none_that_a_connection_could_take_before_it_is_bound(monkeypatch):
-    monkeypatch.setattr("heddle_dask.engines.ports._first_of_connections", lambda: 30_000)
+    monkeypatch.setattr("heddle_dask.engines.address._first_of_connections", lambda: 30_000)
     ports = [free_port() for _ in range(50)]
     assert all(20_000 <= port < 30_000 for port in ports), "an engine binds its port seconds later"
     assert len(set(ports)) > 25, "engines that start together have different ones"

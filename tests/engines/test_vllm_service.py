@@ -9,9 +9,8 @@ import pytest
 from worlds.model_files import AGENT, classifier
 
 from heddle_dask.core.gpu_chunks import GpuChunk
-from heddle_dask.engines.model_services.backend import ServiceFailed, ServiceRefused
 from heddle_dask.engines.model_services.host import HostDevices, ModelHost
-from heddle_dask.engines.model_services.spec import ServiceSpec
+from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceRefused, ServiceSpec
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from heddle_dask.engines import watchdog
-from heddle_dask.engines.stale_engines import kill_stale
+from heddle_dask.engines.supervised_process import kill_stale
 
 ENGINE = """
 import os, subprocess, sys, time

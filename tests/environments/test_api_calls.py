@@ -16,13 +16,13 @@ from benchmarks.actions.api_server import api_server
 from heddle_dask.apis.http_calls import HttpRefused, http_call, retry_after_s
 from heddle_dask.apis.rewarded import FunctionReward, HttpReward, ServiceReward, rewarded
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.pools import ApiQuota, QuotaWindow
+from heddle_dask.core.resources import ApiQuota, QuotaWindow
 from heddle_dask.environments.api_errors import RateLimited, Retry, refusal_of
 from heddle_dask.environments.base import Context, Reward, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.rewards import Transcript
 from heddle_dask.live.clusters.quota_table import quotas_of_file
-from heddle_dask.live.driver.pools import Pools
+from heddle_dask.live.driver.inputs.pools import Pools
 
 TRANSCRIPT = Transcript("t/0", "t", 0, "completed", ("hi",), "hello hi")
 

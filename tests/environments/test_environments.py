@@ -17,14 +17,15 @@ from hypothesis import strategies as st
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import ActionFailed, Environment, Reply, Task
+from heddle_dask.environments.bm25 import Bm25
 from heddle_dask.environments.code_env import CodeEnvironment, rules_of, stages_of
 from heddle_dask.environments.corpus import build_world, search_world
 from heddle_dask.environments.list_programs import run_stages
 from heddle_dask.environments.math_env import MathEnvironment, read_answer
 from heddle_dask.environments.search_env import SearchEnvironment
 from heddle_dask.environments.splits import split_of
-from heddle_dask.environments.tool_agent import LoopLimits
-from heddle_dask.environments.tool_calls import (
+from heddle_dask.environments.tool_agent import (
+    LoopLimits,
     MalformedCall,
     ToolCall,
     format_call,
@@ -391,3 +392,20 @@ def test_search_that_finds_nothing_says_so() -> None:
 def test_any_query_is_answered(query: str) -> None:
     texts = {page.text for page in build_world(0).pages.values()}
     assert set(search_world(query, 0, 3)) <= texts
+
+
+def test_a_search_ranks_by_rare_words_in_short_texts() -> None:
+    """The scores of bm25s 0.3 (method lucene, k1 1.5, b 0.75) for these texts, by which worlds were searched before."""
+    texts = [
+        "Oskel: river Drin. The mayor of Oskel is Brin Talo.",
+        "Brin Talo: home town Oskel.",
+        "Drin: port Oskel, length 40 km.",
+        "Drin Drin",
+        "Talo Works: founder Brin Talo, seat Oskel, product bells",
+    ]
+    index = Bm25(texts)
+    scores = {0: 0.661427, 1: 0.122688, 2: 0.113315, 4: 0.092185}
+    assert index.scores("mayor of oskel") == pytest.approx(scores, abs=1e-6)
+    assert index.best("mayor of oskel", 9) == [0, 1, 2, 4]
+    assert index.best("Drin", 2) == [3, 2]
+    assert index.best("the of a", 3) == index.best("", 3) == []

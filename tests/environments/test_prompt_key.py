@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from heddle_dask.environments.base import Task
 from heddle_dask.environments.functions import FunctionEnvironment
-from heddle_dask.environments.prompt_key import prompt_key
-from heddle_dask.live.driver.attempts import attempts_of, group_attempts
+from heddle_dask.environments.splits import prompt_key
+from heddle_dask.live.driver.programs.attempts import attempts_of, group_attempts
 
 
 async def solve(task: object, ctx: object) -> float:

@@ -18,10 +18,10 @@ from heddle_dask.environments.shell_env import ShellEnvironment, repair_commands
 from heddle_dask.environments.shell_modules import MODULES
 from heddle_dask.environments.shell_repositories import draw_repository
 from heddle_dask.environments.splits import split_of
-from heddle_dask.environments.tool_calls import format_call
+from heddle_dask.environments.tool_agent import format_call
 from heddle_dask.sandbox.stateful.contract import ExecResult, SandboxSpec
 from heddle_dask.sandbox.stateful.keeper import SandboxKeeper
-from heddle_dask.sandbox.stateful.local_keeper import local_keeper
+from heddle_dask.sandbox.stateful.local_sandbox import local_keeper
 from heddle_dask.sandbox.stateful.orders import ExecOperation, GetOperation, PutOperation, SandboxOrder
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from heddle_dask.isolation import process_tree
 from heddle_dask.isolation.cgroups import Cgroup, CgroupTree, FoundCgroups, find_cgroups
-from heddle_dask.isolation.machine import memory_bytes
+from heddle_dask.isolation.cores import memory_bytes
 
 MOUNTS_V1 = """
 30 20 0:26 / /sys/fs/cgroup ro - tmpfs tmpfs ro

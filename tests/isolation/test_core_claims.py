@@ -6,13 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from heddle_dask.isolation.core_claims import claim_cores
+from heddle_dask.isolation.cores import claim_cores
 
 CORES = {0: 0, 1: 0, 2: 1, 3: 1}
 CLAIMS_AND_WAITS = """
 import sys
 from pathlib import Path
-from heddle_dask.isolation.core_claims import claim_cores
+from heddle_dask.isolation.cores import claim_cores
 claim = claim_cores(Path(sys.argv[1]), 3, {0: 0, 1: 0, 2: 1, 3: 1})
 print(*claim.cores, flush=True)
 sys.stdin.read()

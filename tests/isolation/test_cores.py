@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_dask.isolation.cores import CoreAllocator
-from heddle_dask.isolation.machine import numa_nodes, parsed_list
+from heddle_dask.isolation.cores import CoreAllocator, numa_nodes, parsed_list
 
 MACHINES = st.dictionaries(st.integers(0, 11), st.integers(0, 2), min_size=1, max_size=9)
 

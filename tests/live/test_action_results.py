@@ -14,7 +14,12 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from heddle_dask.live.driver.action_results import can_be_replayed, key_path, value_body, value_from_body
+from heddle_dask.live.driver.programs.action_results import (
+    can_be_replayed,
+    key_path,
+    value_body,
+    value_from_body,
+)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pytest
 from worlds.record_builders import exact, plain_trajectory
 
 from heddle_dask.live.driver.batch import Batch, BatchTally, StoredTrajectories
-from heddle_dask.live.driver.run_writer import RunWriter
+from heddle_dask.live.driver.files.run_writer import RunWriter
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.store import RunStore
 

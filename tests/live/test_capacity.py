@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver import capacity as under_test
-from heddle_dask.live.driver.capacity import Patience, wait_for_capacity
+from heddle_dask.live.driver.connection import capacity as under_test
+from heddle_dask.live.driver.connection.capacity import Patience, wait_for_capacity
 from heddle_dask.live.wire.cluster_messages import QueuedCapacity
 from heddle_dask.live.wire.driver_messages import Capacity
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_dask.engines.priority import FIRST, engine_priority
+from heddle_dask.engines.contract import FIRST, engine_priority
 from heddle_dask.live.worker.context_cache import EMPTY, CachedContext, ContextCache, crc_of
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=30)

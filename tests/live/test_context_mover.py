@@ -9,12 +9,15 @@ import pytest
 from distributed import Client, Scheduler, Worker
 from worlds.dask_cluster import with_cluster
 
+from heddle_dask.core.commands import MoveContext
+from heddle_dask.core.events import MoveEnded
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.wire.codec import Message
-from heddle_dask.live.wire.worker_messages import ExportContext, MoveContextOrder, MoveEndedReport
+from heddle_dask.live.wire.envelopes import Report
+from heddle_dask.live.wire.worker_messages import ExportContext, MoveContextOrder
 from heddle_dask.live.worker.context_cache import ContextCache
 from heddle_dask.live.worker.context_mover import ContextMover
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
@@ -40,14 +43,13 @@ def test_an_answer_that_cannot_be_read_ends_the_move(caplog: pytest.LogCaptureFi
         told: list[Message] = []
         async with EngineClient(EngineAddress("/no/such.sock")) as engine:
             mover = ContextMover(Owner(target, "E2", engine), ContextCache(), told.append)
-            order = MoveContextOrder(
-                "s", TrajectoryId("a"), source.address, EngineId("E1"), EngineId("E2"), "recompute"
-            )
-            await mover.move(order)
+            command = MoveContext(TrajectoryId("a"), EngineId("E1"), EngineId("E2"), "recompute")
+            await mover.move(MoveContextOrder("s", command, source.address))
         (report,) = told
-        assert isinstance(report, MoveEndedReport)
-        assert (report.trajectory_id, report.ok, report.tokens) == ("a", False, 0)
-        assert "TypeError" in report.cause or "KeyError" in report.cause
+        assert isinstance(report, Report) and isinstance(report.event, MoveEnded)
+        ended = report.event
+        assert (report.session, ended.trajectory_id, ended.ok, ended.tokens) == ("s", "a", False, 0)
+        assert "TypeError" in ended.cause or "KeyError" in ended.cause
         assert "a move of a failed" in caplog.text
 
     with_cluster(body, workers=2)

@@ -20,8 +20,8 @@ from worlds.path_proxy import path_proxy
 from heddle_dask.core.journal_codec import decode
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines
 from heddle_dask.live.scheduler.dashboard.pages import PANELS
 from heddle_dask.live.scheduler.dashboard.panels.actions import actions_view
 from heddle_dask.live.scheduler.dashboard.panels.engines import engines_view

@@ -19,10 +19,8 @@ from benchmarks.dashboard_run import simulated_run
 from benchmarks.page_tab import PageTab
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.ids import FIRST_RUN, EngineId, GroupId, StepId, TrajectoryId
-from heddle_dask.core.nouns import EngineDescription, StepRequest, TrajectorySpec
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.priority import NORMAL
+from heddle_dask.core.ids import FIRST_RUN, EngineId, GroupId, PolicyVersion, StepId, TrajectoryId
+from heddle_dask.core.nouns import NORMAL, EngineDescription, StepRequest, TrajectorySpec
 from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.pages import PANELS, OpenPage
 from heddle_dask.live.scheduler.dashboard.panels.actions import actions_view

@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster, Scheduler, Worker, get_worker
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 from worlds.dask_cluster import with_cluster
 
-from heddle_dask.core.priority import NORMAL, Priority
+from heddle_dask.core.nouns import NORMAL, Priority
 from heddle_dask.live.wire import _dask_internals as internals
 from heddle_dask.live.wire.messages import PerKey
 

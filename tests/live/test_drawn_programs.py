@@ -13,18 +13,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds.drawn_programs import DrawnAgent, draw_program, play, refused
 from worlds.live_agents import RecordingWorker
-from worlds.live_world import cluster, emulated, run
+from worlds.live_world import emulated, run
 from worlds.scripted_plane import ScriptedPlane, context_on, sampled
+from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.nouns import StepRequest
-from heddle_dask.live.driver import open_session
-from heddle_dask.live.driver.context import LiveContext
-from heddle_dask.live.driver.resume import recorded_results
+from heddle_dask.live.driver.files.resume import recorded_results
+from heddle_dask.live.driver.files.run_writer import journal_path
+from heddle_dask.live.driver.inputs.rollout_inputs import Output
+from heddle_dask.live.driver.programs.context import LiveContext
+from heddle_dask.live.driver.programs.services import Budget, Sampling
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Output
-from heddle_dask.live.driver.run_writer import journal_path
-from heddle_dask.live.driver.services import Budget, Sampling
+from heddle_dask.live.driver.session import open_session
 from heddle_dask.live.wire.messages import StepCall, StepResult
 from heddle_dask.records.journal import Journal, read_journal
 from heddle_dask.records.store import RunReader, RunStore
@@ -146,7 +147,7 @@ def test_drawn_programs_are_stored_as_sampled_and_resumed_to_the_same_records(
     out, cut = tmp_path / "run.zarr", tmp_path / "cut.zarr"
 
     async def body() -> None:
-        async with cluster() as (_, client):
+        async with shared_cluster() as client:
 
             def rollout(where: Output) -> Rollout:
                 return Rollout(

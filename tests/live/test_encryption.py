@@ -11,7 +11,11 @@ import pytest
 from heddle_dask.cli.cluster_choice import TlsFiles, remote_client
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.credentials import Credentials
-from heddle_dask.live.driver.encryption import UnencryptedConnection, unencrypted, warn_if_unencrypted
+from heddle_dask.live.driver.connection.encryption import (
+    UnencryptedConnection,
+    unencrypted,
+    warn_if_unencrypted,
+)
 
 
 @pytest.mark.parametrize("address", ["tcp://10.0.0.5:8786", "ws://head.example:8786", "head.example:8786"])

@@ -14,7 +14,8 @@ import aiohttp
 import pytest
 
 from heddle_dask.engines import watchdog
-from heddle_dask.engines.client import EngineClient, connector_to
+from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.connection import connector_to
 from heddle_dask.engines.contract import EngineInfo, EngineUnreachable, GenerateRequest, SamplingParams
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.process import EngineProcess

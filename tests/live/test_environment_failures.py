@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.environments.base import EnvironmentFailed, environment_step
-from heddle_dask.live.driver.endings import ending_of
-from heddle_dask.live.driver.environment_failures import EnvironmentFailures
+from heddle_dask.live.driver.runs.endings import ending_of
+from heddle_dask.live.driver.runs.environment_failures import EnvironmentFailures
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

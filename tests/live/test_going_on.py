@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from worlds.training_builders import finished_group
 
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.staleness import StalenessBound
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.core.run_description import StalenessBound
 from heddle_dask.live.training.going_on import OpenedTraining, go_on
 from heddle_dask.training.batch_files import batch_path
 from heddle_dask.training.json_lines import read_lines

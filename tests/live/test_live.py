@@ -11,31 +11,33 @@ import pytest
 from distributed import Client, LocalCluster
 from worlds.live_agents import FaultyAgent, RecordingWorker, ToolAgent
 from worlds.live_world import check_against_engine, cluster, control_lines, emulated, run
+from worlds.shared_cluster import shared_cluster, shared_cluster_sync
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import replay
-from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver import open_session
-from heddle_dask.live.driver.capacity import Patience
-from heddle_dask.live.driver.control_channel import ControlPlaneFailed
+from heddle_dask.live.driver.connection.capacity import Patience
+from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines, Output
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines, Output
-from heddle_dask.live.driver.services import Budget
+from heddle_dask.live.driver.session import open_session
 from heddle_dask.records.store import RunReader
-from heddle_dask.strategies.presets import PRESETS, strategies_of_run
+from heddle_dask.strategies.presets import DEFAULT_PRESET, strategies_of_run
 
 pytestmark = pytest.mark.cluster
 
 
-@pytest.mark.parametrize("strategy", PRESETS)
+# One that moves contexts, one that looks into caches, the default, and one that preempts; `heddle` and `heddle-paper`
+# are in test_live_heddle.py. All presets are simulated and replayed in tests/sim/test_sim_world.py.
+@pytest.mark.parametrize("strategy", ["round-robin", "cache-aware", DEFAULT_PRESET, "autellix"])
 def test_a_rollout_completes_and_its_journal_replays_to_the_same_commands(
     strategy: str, model_dir: str, tmp_path: Path
 ) -> None:
     out = tmp_path / "run.zarr"
 
     async def body() -> None:
-        async with cluster() as (_, client):
+        async with shared_cluster() as client:
             rollout = Rollout(
                 client,
                 env=ToolAgent(),
@@ -74,7 +76,7 @@ def test_the_record_is_what_the_engine_saw_and_sampled(
     )
 
     async def body() -> Any:
-        async with cluster() as (_, client):
+        async with shared_cluster() as client:
             rollout = Rollout(
                 client,
                 env=ToolAgent(steps=4),
@@ -97,7 +99,7 @@ def test_the_record_is_what_the_engine_saw_and_sampled(
 
 def test_a_broken_agent_or_tool_fails_its_own_trajectory_only(model_dir: str, tmp_path: Path) -> None:
     async def body() -> Any:
-        async with cluster(engines=1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             rollout = Rollout(
                 client,
                 env=FaultyAgent(),
@@ -128,7 +130,7 @@ def test_a_broken_agent_or_tool_fails_its_own_trajectory_only(model_dir: str, tm
 
 def test_a_program_past_its_budget_is_truncated(model_dir: str) -> None:
     async def body() -> Any:
-        async with cluster(engines=1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             rollout = Rollout(
                 client,
                 env=ToolAgent(steps=10),
@@ -148,7 +150,7 @@ def test_two_runs_of_one_session_and_an_appended_one_keep_ids_apart(model_dir: s
     out = tmp_path / "run.zarr"
 
     async def body() -> None:
-        async with cluster(engines=1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             common: dict[str, Any] = {
                 "env": ToolAgent(steps=1),
                 "model": model_dir,
@@ -168,8 +170,7 @@ def test_two_runs_of_one_session_and_an_appended_one_keep_ids_apart(model_dir: s
 
 def test_sync_client_streams_and_runs(model_dir: str) -> None:
     with (
-        LocalRolloutCluster(1, tool_cpus=4, dashboard=False) as made,
-        Client(made) as client,
+        shared_cluster_sync(engines=1) as client,
         Rollout(client, env=ToolAgent(steps=2), model=model_dir, engines=emulated(model_dir)) as rollout,
     ):
         names = {record.trajectory_id for record in rollout.stream(3)}
@@ -182,14 +183,16 @@ def test_sync_client_streams_and_runs(model_dir: str) -> None:
 def test_futures_are_released_and_keys_share_two_prefixes(model_dir: str) -> None:
     async def body() -> None:
         async with (
-            cluster(engines=1) as (_, client),
+            shared_cluster(engines=1) as client,
             Rollout(client, env=ToolAgent(steps=2), model=model_dir, engines=emulated(model_dir)) as rollout,
         ):
-            await rollout.run(4)
-            await rollout.run(4)
 
             def left(dask_scheduler: Any) -> tuple[int, list[str]]:
                 return len(dask_scheduler.tasks), sorted(dask_scheduler.task_prefixes)
+
+            _, before = await client.run_on_scheduler(left)
+            await rollout.run(4)
+            await rollout.run(4)
 
             for _ in range(100):
                 tasks, prefixes = await client.run_on_scheduler(left)
@@ -197,7 +200,7 @@ def test_futures_are_released_and_keys_share_two_prefixes(model_dir: str) -> Non
                     break
                 await asyncio.sleep(0.05)
             assert tasks == 0
-            assert prefixes == ["llm", "tool"]
+            assert prefixes == sorted({"llm", "tool", *before})
 
     run(body())
 
@@ -224,7 +227,7 @@ def test_a_cluster_without_tagged_workers_is_named_within_bounded_time(model_dir
 
 def test_an_engine_that_does_not_start_is_named_with_its_reason(model_dir: str) -> None:
     async def body() -> None:
-        async with cluster(engines=1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             spec = emulated(model_dir, faults={"fail_start": "no memory today"})
             rollout = Rollout(client, env=ToolAgent(), model=model_dir, engines=spec)
             with pytest.raises(BadInput, match=r"an engine does not start on worker .*: .*no memory today"):
@@ -256,7 +259,7 @@ def test_a_failure_inside_the_plugin_is_raised_at_the_client(model_dir: str) -> 
 def test_without_the_plugin_nothing_of_ours_runs_by_accident(model_dir: str) -> None:
     from heddle_dask.core.ids import ActionId, TrajectoryId
     from heddle_dask.core.nouns import ActionRequest
-    from heddle_dask.live.driver.submission import Submitter
+    from heddle_dask.live.driver.connection.submission import Submitter
     from heddle_dask.live.wire.messages import ActionCall
 
     async def body() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from worlds.live_agents import echo_tool
-from worlds.live_world import cluster, control_lines, emulated, run
+from worlds.live_world import control_lines, emulated, run
+from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
@@ -18,8 +19,8 @@ from heddle_dask.core.journal_codec import decode, replay
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver.batch import Batch
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import Strategy, strategies_of_run
 
@@ -46,7 +47,7 @@ class TwoDomains:
 
 def roll(spec: EngineSpec, overrides: Sequence[str], out: Path | None, count: int = 8) -> Batch:
     async def body() -> Batch:
-        async with cluster(2, hardware={"H800": 1, "H20": 1}) as (_, client):
+        async with shared_cluster(hardware={"H800": 1, "H20": 1}) as client:
             rollout = Rollout(
                 client,
                 env=TwoDomains(),
@@ -105,6 +106,7 @@ def test_prefill_and_decode_on_different_engines_change_no_token(model_dir: str,
 
 
 @pytest.mark.vllm
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_greedy_vllm_output_is_the_same_with_prefill_elsewhere(model_dir: str, tmp_path: Path) -> None:
     spec = EngineSpec("vllm", model_dir, slots=4, max_model_len=2048, dtype="float32", kv_transfer=True)

@@ -9,19 +9,20 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from worlds.live_world import cluster, emulated, run
+from worlds.live_world import emulated, run
+from worlds.shared_cluster import shared_cluster
 
 from benchmarks.actions.api_server import ApiServer, api_server
 from heddle_dask.apis.http_calls import http_call
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.needs import Needs
-from heddle_dask.core.pools import ApiQuota, QuotaWindow
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.resources import ApiQuota, QuotaWindow
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.environments.api_errors import RateLimited, Retry
 from heddle_dask.environments.base import ActionFailed, Context, Task
-from heddle_dask.live.driver.pools import Pools
+from heddle_dask.live.driver.inputs.pools import Pools
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.services import Budget
 
 pytestmark = pytest.mark.cluster
 # Workers cannot import this module.
@@ -55,7 +56,7 @@ def test_an_api_gets_no_call_over_its_quota_and_refusals_are_repeated_within_bou
     notes: list[str] = []
 
     async def body() -> None:
-        async with cluster(1) as (_, client):
+        async with shared_cluster(engines=1) as client:
 
             async def play(
                 env: Any,

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds.live_world import cluster, control_lines, emulated, run
+from worlds.live_world import control_lines, emulated, run
+from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import replay
@@ -44,7 +45,7 @@ class Impatient:
 
 def roll(agent: Impatient, model: str, count: int = 4, out: Path | None = None, slots: int = 1) -> Batch:
     async def body() -> Batch:
-        async with cluster(engines=1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             spec = emulated(model, seconds_per_token=0.01, slots=slots)
             rollout = Rollout(client, env=agent, model=model, engines=spec, out=out)
             return await rollout.run(count)

@@ -12,13 +12,13 @@ import pytest
 from worlds.scripted_plane import NEVER, ScriptedPlane, context_on, lost, sampled
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.environments.base import ActionFailed
-from heddle_dask.live.driver.context import LiveContext
-from heddle_dask.live.driver.program_errors import BudgetExhausted, ReplayDiverged, StepLost
-from heddle_dask.live.driver.services import Budget, Recorded, Sampling
-from heddle_dask.live.driver.submission import Interrupted
+from heddle_dask.live.driver.connection.submission import Interrupted
+from heddle_dask.live.driver.programs.context import LiveContext
+from heddle_dask.live.driver.programs.program_errors import BudgetExhausted, ReplayDiverged, StepLost
+from heddle_dask.live.driver.programs.services import Budget, Recorded, Sampling
 from heddle_dask.live.wire.messages import ActionOutcome, StepResult
 from heddle_dask.records.token_record import Attribution
 

@@ -11,10 +11,10 @@ import pytest
 from worlds.scripted_plane import NEVER, ScriptedPlane, context_on, lost, sampled
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.context import LiveContext
-from heddle_dask.live.driver.program_errors import BudgetExhausted, StepLost
-from heddle_dask.live.driver.resume import recorded_results
-from heddle_dask.live.driver.services import Budget
+from heddle_dask.live.driver.files.resume import recorded_results
+from heddle_dask.live.driver.programs.context import LiveContext
+from heddle_dask.live.driver.programs.program_errors import BudgetExhausted, StepLost
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.records.token_record import Attribution
 
 

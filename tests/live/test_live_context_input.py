@@ -13,7 +13,7 @@ from worlds.scripted_plane import ScriptedPlane, context_on, sampled
 
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.context import LiveContext
+from heddle_dask.live.driver.programs.context import LiveContext
 from heddle_dask.records.token_record import Attribution
 
 PROMPT, TOOL, TEMPLATE = Attribution.PROMPT, Attribution.TOOL, Attribution.TEMPLATE

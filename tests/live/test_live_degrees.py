@@ -16,31 +16,31 @@ from hypothesis import strategies as st
 from worlds.live_agents import ToolAgent
 from worlds.live_world import cluster, control_lines, descendants, kill, run, until
 from worlds.record_builders import plain_trajectory
+from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.cli.rollout.engine_options import parsed_cost, parsed_degrees
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.journal_codec import replay
-from heddle_dask.core.nouns import TrajectorySpec
-from heddle_dask.core.tp_degrees import FinishedWork
+from heddle_dask.core.nouns import FinishedWork, TrajectorySpec
 from heddle_dask.cost.engine_cost import cost_from_mapping
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.emulated.options import EmulatedOptions, emulated_options
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import vllm_command
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.live.driver.capacity import Patience
-from heddle_dask.live.driver.degrees import EngineDegrees, checked_degrees
+from heddle_dask.live.driver.connection.capacity import Patience
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines
-from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs, cost_at
+from heddle_dask.live.driver.session.degrees import EngineDegrees, checked_degrees
+from heddle_dask.live.driver.session.tp_degree_specs import TpDegreeSpecs, cost_at
+from heddle_dask.live.scheduler.degree_planning import forecast
 from heddle_dask.live.scheduler.deployment import EngineDeployment, Order
-from heddle_dask.live.scheduler.forecast import forecast
 from heddle_dask.live.wire.driver_messages import DeployedEngines, GetCapacity, GetDeployedEngines
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.wire.worker_messages import EngineWorkerReport
-from heddle_dask.live.worker.visible_gpus import visible_gpus
+from heddle_dask.live.worker.engine_host import visible_gpus
 from heddle_dask.predictors.features import Finished
 from heddle_dask.predictors.known import KnownWork, Oracle
 from heddle_dask.predictors.learned import LearnedPredictor
@@ -519,7 +519,7 @@ def test_what_cannot_be_is_one_line_and_auto_learns_from_the_batch_before(model_
     told: list[str] = []
 
     async def body() -> None:
-        async with cluster(engines=2) as (_, client):
+        async with shared_cluster() as client:
 
             def rollout(spec: EngineSpec, degrees: Any) -> Rollout:
                 patience = Patience(workers_s=5.0)

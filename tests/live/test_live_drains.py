@@ -21,8 +21,8 @@ from worlds.live_world import check_against_engine, control_lines, emulated, run
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver import open_session
 from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.session import open_session
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import strategies_of_run
 

@@ -22,11 +22,12 @@ from worlds.live_world import (
     until,
     worker_process,
 )
+from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.live.driver.control_channel import ControlPlaneFailed
+from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.records.store import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
@@ -99,7 +100,7 @@ def test_a_killed_rollout_worker_takes_its_engine_and_loses_nothing(model_dir: s
 
 def test_a_killed_engine_is_restarted_and_its_steps_go_on_elsewhere(model_dir: str) -> None:
     async def body() -> None:
-        async with cluster() as (_, client):
+        async with shared_cluster() as client:
             rollout = Rollout(
                 client,
                 env=ToolAgent(steps=5, tokens=20),
@@ -185,14 +186,14 @@ def test_an_action_that_kills_every_worker_is_given_up(model_dir: str) -> None:
     ],
 )
 def test_a_hanging_engine_is_killed_and_replaced(model_dir: str, fault: str, reason: str) -> None:
-    from heddle_dask.live.driver import open_session
+    from heddle_dask.live.driver.session import open_session
     from heddle_dask.live.worker.engine_host import Watch
     from heddle_dask.live.worker.rollout_worker import RolloutWorker
 
     lines: list[str] = []
 
     async def body() -> Any:
-        async with cluster(engines=2) as (_, client):
+        async with shared_cluster() as client:
             rollout = Rollout(
                 client,
                 env=ToolAgent(steps=3),
@@ -215,7 +216,7 @@ def test_a_hanging_engine_is_killed_and_replaced(model_dir: str, fault: str, rea
 
 def test_interrupt_keeps_what_is_finished_and_aborts_the_rest(model_dir: str, tmp_path: Path) -> None:
     async def body() -> Any:
-        async with cluster(engines=1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             rollout = Rollout(
                 client,
                 env=ToolAgent(steps=4),
@@ -237,7 +238,7 @@ def test_interrupt_keeps_what_is_finished_and_aborts_the_rest(model_dir: str, tm
 
 def test_an_abort_to_a_dead_engine_does_not_take_its_worker_along(model_dir: str) -> None:
     async def body() -> None:
-        async with cluster(engines=1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             engine = emulated(model_dir, seconds_per_token=0.02, slots=8)
             async with Rollout(client, env=ToolAgent(steps=4), model=model_dir, engines=engine) as rollout:
 
@@ -257,7 +258,7 @@ def test_an_abort_to_a_dead_engine_does_not_take_its_worker_along(model_dir: str
 def test_an_interrupt_before_the_first_step_still_yields_every_record(model_dir: str) -> None:
     async def body() -> Any:
         async with (
-            cluster(engines=1) as (_, client),
+            shared_cluster(engines=1) as client,
             Rollout(client, env=ToolAgent(), model=model_dir, engines=emulated(model_dir)) as rollout,
         ):
             await rollout.run(1)

@@ -7,14 +7,15 @@ from typing import Any, Literal
 
 import pytest
 from worlds.live_agents import ToolAgent
-from worlds.live_world import cluster, control_lines, emulated, run
+from worlds.live_world import control_lines, emulated, run
+from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import replay
+from heddle_dask.live.driver.files.run_writer import RunWriter
+from heddle_dask.live.driver.inputs.rollout_inputs import Output
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Output
-from heddle_dask.live.driver.run_writer import RunWriter
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import strategies_of_run
 
@@ -29,7 +30,7 @@ def test_an_order_that_cannot_be_leaves_files_as_they_were(
     out = tmp_path / "run.zarr"
 
     async def body() -> None:
-        async with cluster(engines=1) as (_, client):
+        async with shared_cluster(engines=1) as client:
 
             def order(strategy: str, **chosen: Any) -> Rollout:
                 chosen = {"engines": emulated(model_dir), **chosen}
@@ -64,7 +65,7 @@ def test_a_run_that_is_being_written_is_not_overwritten_and_later_nothing_is_los
     out = tmp_path / "run.zarr"
 
     async def body() -> None:
-        async with cluster(engines=1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             spec = emulated(model_dir)
             chosen: dict[str, Any] = {"env": ToolAgent(steps=1), "model": model_dir, "engines": spec}
             async with Rollout(client, **chosen, out=Output(out, "overwrite")) as rollout:

@@ -24,10 +24,10 @@ from heddle_dask.engines.gpus import InstalledGpu, named_gpus, parsed_gpus, usab
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import VllmOptions
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.live.driver.capacity import Patience
+from heddle_dask.live.driver.connection.capacity import Patience
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines, Output
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines, Output
-from heddle_dask.live.driver.services import Budget
 from heddle_dask.live.scheduler.gpu_seats import GpuSeats
 from heddle_dask.live.wire.driver_messages import GetCapacity
 from heddle_dask.live.wire.messages import SLOT_RESOURCE

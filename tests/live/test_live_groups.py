@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds.live_world import cluster, emulated, run
+from worlds.live_world import emulated, run
+from worlds.shared_cluster import shared_cluster
 
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.environments.base import Context, EnvironmentFailed, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.mix import MixedSource
 from heddle_dask.environments.task_sources import EnvironmentSource
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.services import Budget
 from heddle_dask.records.reader import RunReader
 from heddle_dask.training.group_plan import GroupPlan
 from heddle_dask.training.groups import FinishedGroup
@@ -69,7 +70,7 @@ def test_groups_of_an_endless_source(model_dir: str, tmp_path: Path) -> None:
     out = tmp_path / "run.zarr"
 
     def rollout(client: Any, mode: str = "create", **options: Any) -> Rollout:
-        from heddle_dask.live.driver.rollout_inputs import Output
+        from heddle_dask.live.driver.inputs.rollout_inputs import Output
 
         return Rollout(
             client,
@@ -81,7 +82,7 @@ def test_groups_of_an_endless_source(model_dir: str, tmp_path: Path) -> None:
         )
 
     async def body() -> None:
-        async with cluster(engines=1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             mixed = MixedSource([(source(answers, "a"), 2.0), (source(answers, "b"), 1.0)], 5)
             plan = GroupPlan(members=2, groups_per_batch=3)
             async with rollout(client) as rolled:
@@ -117,7 +118,7 @@ def test_groups_of_an_endless_source(model_dir: str, tmp_path: Path) -> None:
 
 def test_redundant_members_are_cancelled_and_failed_environments_replaced(model_dir: str) -> None:
     async def body() -> None:
-        async with cluster(engines=1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             begun.clear()
             async with Rollout(
                 client, env=one_is_slow, model=model_dir, engines=emulated(model_dir)

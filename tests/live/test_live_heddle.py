@@ -12,7 +12,6 @@ import pytest
 from worlds.live_agents import RecordingWorker, ToolAgent, echo_tool
 from worlds.live_world import (
     check_against_engine,
-    cluster,
     control_lines,
     emulated,
     engine_process,
@@ -20,6 +19,7 @@ from worlds.live_world import (
     run,
     until,
 )
+from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
@@ -29,11 +29,11 @@ from heddle_dask.core.journal_codec import decode, replay
 from heddle_dask.engines.emulated.options import emulated_options
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.live.driver import open_session
 from heddle_dask.live.driver.batch import Batch
+from heddle_dask.live.driver.files.run_writer import journal_path
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines
-from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.live.driver.session import open_session
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import Strategy, strategies_of_run
 
@@ -83,7 +83,7 @@ def roll(
 
     async def body() -> list[Batch]:
         batches: list[Batch] = []
-        async with cluster(sum(degrees) or 2) as (_, client):
+        async with shared_cluster(sum(degrees) or 2) as client:
             rollout = Rollout(
                 client,
                 env=agents[0][0],
@@ -199,7 +199,7 @@ def test_an_engine_that_is_killed_while_contexts_move_costs_no_trajectory(
     slow = replace(spec, options=options)
 
     async def body() -> tuple[Batch, cmd.MoveContext]:
-        async with cluster() as (_, client):
+        async with shared_cluster() as client:
             chosen: dict[str, Any] = {"strategy": Strategy("heddle-paper", BUSY), "seed": 3, "out": out}
             async with Rollout(
                 client, env=agent, model=slow.model, engines=Engines(spec=slow, count=2), **chosen
@@ -256,6 +256,7 @@ def test_greedy_vllm_output_is_the_same_with_preemptions_and_moves(
 
 
 @pytest.mark.vllm
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_contexts_move_between_vllm_engines_of_unlike_degrees(
     plain_vllm: list[Batch], model_dir: str, tmp_path: Path
@@ -275,7 +276,7 @@ def test_a_predictor_file_that_cannot_be_read_is_the_users_to_mend(model_dir: st
     damaged.write_bytes(b"no predictor")
 
     async def body() -> None:
-        async with cluster(engines=1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             for path in (absent, damaged):
                 rollout = Rollout(
                     client,

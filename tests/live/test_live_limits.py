@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from worlds.live_world import cluster, emulated, run
+from worlds.live_world import emulated, run
+from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.environments.base import Context, Task
+from heddle_dask.live.driver.inputs.rollout_inputs import Output
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Output
-from heddle_dask.live.driver.services import Budget
 
 pytestmark = pytest.mark.cluster
 
@@ -52,7 +53,7 @@ def test_what_hangs_ends_with_its_cause_and_a_run_that_took_too_long_can_be_resu
     model_dir: str, tmp_path: Path
 ) -> None:
     async def body() -> None:
-        async with cluster() as (_, client):
+        async with shared_cluster() as client:
 
             def rollout(
                 env: object, budget: Budget, out: Output | None = None, told: object = None

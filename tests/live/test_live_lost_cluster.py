@@ -16,12 +16,13 @@ import pytest
 from distributed import Client
 from worlds.live_agents import ToolAgent
 from worlds.live_world import cluster, emulated, run, until
+from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.capacity import Patience
-from heddle_dask.live.driver.control_channel import ClusterLost
+from heddle_dask.live.driver.connection.capacity import Patience
+from heddle_dask.live.driver.connection.control_channel import ClusterLost
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines, Output
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines, Output
 from heddle_dask.live.wire.messages import ACTION_PREFIX, STEP_PREFIX
 from heddle_dask.records.store import RunReader
 
@@ -84,7 +85,7 @@ def test_a_run_that_lost_its_cluster_ends_and_is_resumed_on_another(
             await asyncio.gather(*faults)
         stored = len(list(RunReader(out)))
         assert 1 <= stored < TASKS
-        async with cluster(1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             batch = await agent_rollout(client, model_dir, Output(out, "resume")).run(TASKS)
             assert len(batch) == TASKS - stored
 

@@ -10,17 +10,18 @@ from typing import Any
 
 import cloudpickle
 import pytest
-from worlds.live_world import cluster, control_lines, emulated, run, until
+from worlds.live_world import control_lines, emulated, run, until
+from worlds.shared_cluster import shared_cluster
 
 from benchmarks.actions.api_server import api_server
 from heddle_dask.apis.rewarded import HttpReward, rewarded
-from heddle_dask.core.pools import ApiQuota
+from heddle_dask.core.resources import ApiQuota
 from heddle_dask.environments.base import Context, Reward, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.rewards import RewardContext, Transcript
-from heddle_dask.live.driver.pools import Pools
+from heddle_dask.live.driver.inputs.pools import Pools
+from heddle_dask.live.driver.inputs.rollout_inputs import Output
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Output
 from heddle_dask.records.reader import RunReader
 
 pytestmark = pytest.mark.cluster
@@ -105,7 +106,7 @@ def _rollout(client: Any, model: str, env: Any, out: Path | None = None, **more:
 
 def test_rewards_follow_their_programs_and_hold_nobody_up(model_dir: str, tmp_path: Path) -> None:
     async def body() -> None:
-        async with cluster(1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             await _overlap(client, model_dir, tmp_path)
             await _given_and_failed(client, model_dir, tmp_path)
             await _endpoint(client, model_dir)

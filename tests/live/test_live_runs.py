@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 from distributed import Client
 from worlds.live_agents import ToolAgent
-from worlds.live_world import cluster, control_lines, descendants, emulated, run, until
+from worlds.live_world import control_lines, descendants, emulated, run, until
+from worlds.shared_cluster import another_client, shared_cluster
 
 from heddle_dask.core.commands import StartStep
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import decode
 from heddle_dask.core.run_record import plain_name
 from heddle_dask.engines.emulated.options import EmulatedOptions
-from heddle_dask.live.driver.control_channel import ControlPlaneFailed
-from heddle_dask.live.driver.recorded_sessions import RecordedSession, own_lines, recorded_sessions
-from heddle_dask.live.driver.recorded_sessions import control_lines as facts_and_lines
+from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
+from heddle_dask.live.driver.files.recorded_sessions import RecordedSession, own_lines, recorded_sessions
+from heddle_dask.live.driver.files.recorded_sessions import control_lines as facts_and_lines
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import Strategy
 
@@ -66,7 +67,7 @@ def test_two_rollouts_share_an_engine_by_their_weights_and_both_journals_replay(
     paths = tmp_path / "one.zarr", tmp_path / "three.zarr"
 
     async def body() -> None:
-        async with cluster(engines=1) as (made, client), Client(made, asynchronous=True) as other:
+        async with shared_cluster(engines=1) as client, another_client(client) as other:
             one, three = (
                 rollout(c, model_dir, w, p)
                 for c, w, p in zip((client, other), (1.0, 3.0), paths, strict=True)
@@ -96,19 +97,19 @@ def test_two_rollouts_share_an_engine_by_their_weights_and_both_journals_replay(
 
 def test_a_rollout_that_fails_or_dies_disturbs_no_other(model_dir: str, tmp_path: Path) -> None:
     def break_second(dask_scheduler: Any) -> None:
-        control = dask_scheduler.plugins["heddle"].control
-        (_, second) = control.open_sessions
-        second._dispatcher.carry_out = lambda command: 1 / 0
+        plugin = dask_scheduler.plugins["heddle"]
+        (_, second) = plugin.control.session_ids
+        plugin._sessions[second]._dispatcher.carry_out = lambda command: 1 / 0
 
     def runs(dask_scheduler: Any) -> int:
         control = dask_scheduler.plugins["heddle"].control
         return 0 if control is None else len(control.controller.state.runs)
 
     async def body() -> None:
-        async with cluster(engines=1) as (made, client), rollout(client, model_dir, 1.0) as steady:
+        async with shared_cluster(engines=1) as client, rollout(client, model_dir, 1.0) as steady:
             running = asyncio.ensure_future(steady.run(60))
             await until(lambda: steady.progress().get("generating", 0) > 0)
-            async with Client(made, asynchronous=True) as other:
+            async with another_client(client) as other:
                 failing = rollout(other, model_dir, 1.0)
                 fails = asyncio.ensure_future(failing.run(30))
                 await until(lambda: failing.progress().get("generating", 0) > 0)
@@ -124,7 +125,7 @@ def test_a_rollout_that_fails_or_dies_disturbs_no_other(model_dir: str, tmp_path
                         1.0,
                         engines=Engines("emulated", tp_degrees=[1], options=EmulatedOptions()),
                     ).run(1)
-            dying = Client(made, asynchronous=True)
+            dying = another_client(client)
             await dying
             lost = asyncio.ensure_future(rollout(dying, model_dir, 1.0).run(30))
             while await client.run_on_scheduler(runs) != 2:

@@ -14,18 +14,19 @@ import cloudpickle
 import pytest
 from distributed import Client
 from worlds.live_world import cluster, control_lines, emulated, kill, run, until, worker_process
+from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.core.needs import Needs
 from heddle_dask.environments.base import ActionFailed, Context, Reply, Reward, Task
 from heddle_dask.environments.shell_env import ShellEnvironment, repair_commands
-from heddle_dask.environments.tool_calls import format_call
+from heddle_dask.environments.tool_agent import format_call
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.wire.drain_messages import DrainWorkers
+from heddle_dask.live.wire.cluster_messages import DrainWorkers
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.records.store import RunReader
-from heddle_dask.sandbox.stateful.local_keeper import keeper_of_loop
+from heddle_dask.sandbox.stateful.local_sandbox import keeper_of_loop
 from heddle_dask.strategies.presets import strategies_of_run
 
 pytestmark = [pytest.mark.cluster]
@@ -262,7 +263,7 @@ def test_the_shell_environment_is_solved_by_an_expert(model_dir: str, tmp_path: 
     out = tmp_path / "run.zarr"
 
     async def body() -> Any:
-        async with cluster(1) as (_, client):
+        async with shared_cluster(engines=1) as client:
             rollout = Rollout(
                 client,
                 env=Expert(cpus=(1, 2)),

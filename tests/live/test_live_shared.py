@@ -19,9 +19,9 @@ from worlds.live_agents import ToolAgent
 from worlds.live_world import cluster, emulated, run
 
 from heddle_dask.environments.base import ActionFailed, Context, Task
-from heddle_dask.live.driver.long_payloads import LONG_PAYLOAD_BYTES
+from heddle_dask.live.driver.connection.long_payloads import LONG_PAYLOAD_BYTES
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.services import Budget
 
 pytestmark = [pytest.mark.cluster]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

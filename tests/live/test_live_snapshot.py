@@ -16,10 +16,10 @@ from worlds.live_world import cluster, control_lines, emulated, run
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import decode
 from heddle_dask.environments.base import Context, Task
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Engines
+from heddle_dask.live.wire.cluster_messages import GetSnapshot
 from heddle_dask.live.wire.transport import ask_scheduler
-from heddle_dask.live.wire.watch_messages import GetSnapshot
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import Strategy, strategies_of_run
 from heddle_dask.views.history.history_pictures import picture_of

@@ -17,8 +17,8 @@ from worlds.live_world import cluster, kill, run, worker_process
 from worlds.training_batches import AGENT, training_batch
 
 from heddle_dask import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.live.driver.remote_trainer import RemoteTrainer
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.live.training.remote_trainer import RemoteTrainer
 from heddle_dask.live.worker.trainer_host import PLUGIN_NAME
 from heddle_dask.training.batch_files import batch_path, save_batch
 from heddle_dask.training.trainer import Trainer

@@ -22,17 +22,16 @@ from worlds.live_world import control_lines, emulated, engine_process, kill, run
 from worlds.weight_builders import perturbed
 
 from heddle_dask.core import events as ev
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.core.journal_codec import decode
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.staleness import StalenessBound
+from heddle_dask.core.run_description import RetryPolicy, StalenessBound
 from heddle_dask.environments.base import Context, EnvironmentFailed, Task, environment_step
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.task_sources import EnvironmentSource
 from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.driver.inputs.rollout_inputs import Output
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Output
-from heddle_dask.live.driver.services import Budget
 from heddle_dask.live.training.rollout_feed import StreamFeed
 from heddle_dask.live.training.sample_intake import SampleIntake
 from heddle_dask.live.training.weight_control import WeightControl

@@ -8,22 +8,20 @@ from pathlib import Path
 import pytest
 from distributed import Client
 from worlds.live_agents import ToolAgent
-from worlds.live_world import cluster, control_lines, emulated, run
+from worlds.live_world import control_lines, emulated, run
+from worlds.shared_cluster import shared_cluster
 from worlds.weight_builders import perturbed
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
+from heddle_dask.core.events import SwitchRequested, WeightsPublished
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.core.journal_codec import decode, replay
-from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.wire.driver_messages import GetCapacity
-from heddle_dask.live.wire.training_messages import (
-    GetWeightStatus,
-    SwitchReport,
-    WeightsPublishedReport,
-    WeightStatus,
-)
+from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
+from heddle_dask.live.wire.training_messages import GetWeightStatus, WeightStatus
 from heddle_dask.live.wire.transport import ask_scheduler, send
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import strategies_of_run
@@ -60,15 +58,15 @@ class Publisher:
         uri = self.store.write(
             version(number), perturbed(self.model, number), model_facts(self.model), bucket_bytes=1_000_000
         )
-        send(self.client, WeightsPublishedReport(self.session, version(number), uri))
-        send(self.client, SwitchReport(self.session, version(number)))
+        send(self.client, Report(self.session, WeightsPublished(UNSTAMPED, version(number), uri)))
+        send(self.client, Report(self.session, SwitchRequested(UNSTAMPED, version(number))))
         while {engine.installed for engine in (await self.status()).engines} != {version(number)}:
             await asyncio.sleep(0.01)
 
     async def refused(self, number: int) -> str:
         """Publish weights that nobody can fetch; returns why."""
         nowhere = str(self.directory / "nowhere" / "manifest.json")
-        send(self.client, WeightsPublishedReport(self.session, version(number), nowhere))
+        send(self.client, Report(self.session, WeightsPublished(UNSTAMPED, version(number), nowhere)))
         while not (causes := {engine.cause for engine in (await self.status()).engines if engine.cause}):
             await asyncio.sleep(0.01)
         return min(causes)
@@ -79,7 +77,7 @@ def test_engines_go_over_to_published_weights_while_trajectories_run(model_dir: 
 
     async def body() -> str:
         async with (
-            cluster(engines=2) as (_, client),
+            shared_cluster() as client,
             Rollout(
                 client,
                 env=ToolAgent(steps=6, tokens=60),

@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 from worlds.live_agents import ToolAgent
-from worlds.live_world import cluster, emulated, engine_process, kill, run, until
+from worlds.live_world import emulated, engine_process, kill, run, until
+from worlds.shared_cluster import shared_cluster
 from worlds.weight_builders import perturbed
 
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.live.driver.recorded_sessions import recorded_sessions
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.live.driver.files.recorded_sessions import recorded_sessions
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.training.weight_control import WeightControl
 from heddle_dask.records.store import RunReader
@@ -31,7 +32,7 @@ def test_weights_are_fetched_and_installed_while_trajectories_run(model_dir: str
         return version, store.write(version, perturbed(model_dir, number), model_facts(model_dir))
 
     async def body() -> None:
-        async with cluster(engines=2) as (_, client):
+        async with shared_cluster() as client:
             rollout = Rollout(
                 client,
                 env=ToolAgent(steps=6, tokens=60, tool_s=0.01),

@@ -11,37 +11,41 @@ from typing import Any, get_args
 import pytest
 from distributed.protocol import dumps, loads
 
+from heddle_dask.core import commands as cmd
+from heddle_dask.core import events as ev
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, StepId, TrajectoryId
+from heddle_dask.core.ids import (
+    FIRST_RUN,
+    ActionId,
+    EngineId,
+    GroupId,
+    HostId,
+    PolicyVersion,
+    StepId,
+    TrajectoryId,
+)
 from heddle_dask.core.nouns import (
     ActionRequest,
     EngineDescription,
+    FinishedWork,
     HostDescription,
     StepRequest,
+    TpDegreePlan,
     TrajectorySpec,
 )
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.pools import ModelService, PoolMaximum
-from heddle_dask.core.resources import Resources
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.staleness import StalenessBound
-from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
-from heddle_dask.core.weight_policy import WeightUpdatePolicy
-from heddle_dask.engines.contract import VersionSpan
+from heddle_dask.core.resources import ModelService, PoolMaximum, Resources
+from heddle_dask.core.run_description import RetryPolicy, StalenessBound, WeightUpdatePolicy
+from heddle_dask.engines.contract import GenerateResult, VersionSpan
 from heddle_dask.live.wire import cluster_messages as cluster
-from heddle_dask.live.wire import drain_messages as drains
 from heddle_dask.live.wire import driver_messages as driver
-from heddle_dask.live.wire import service_messages as services
+from heddle_dask.live.wire import envelopes, transport
 from heddle_dask.live.wire import training_messages as training
-from heddle_dask.live.wire import transport
-from heddle_dask.live.wire import watch_messages as watching
-from heddle_dask.live.wire import weight_messages as weights
 from heddle_dask.live.wire import worker_messages as workers
 from heddle_dask.live.wire.codec import OP, Message, Request, WireValue
+from heddle_dask.live.wire.envelopes import UNSTAMPED
 from heddle_dask.live.wire.messages import (
     ActionOutcome,
     ActionPlacement,
-    StepEnd,
     StepPlacement,
     StepResult,
     Submission,
@@ -53,19 +57,13 @@ from heddle_dask.live.wire.messages import (
 VERSION = PolicyVersion("a1", 7)
 STEP = StepId(TrajectoryId("t/0"), 3, 1)
 ACTION = ActionId("t/0/a2")
-END = StepEnd(STEP, EngineId("e"), 5, 4, "stop", 7)
+END = ev.StepDelivered(UNSTAMPED, STEP, EngineId("e"), 5, 4, "stop", 7)
 SPEC = TrajectorySpec(TrajectoryId("t/0"), GroupId("g"), 1, "d", 40, 30, 9, 2)
 ENGINE = EngineDescription(EngineId("e"), 8, 4096, 2, 10_000, 3, True, 0.5)
 RESULT = StepResult(
     "ok",
     engine_id="e",
-    token_ids=b"\x01\x00\x00\x00",
-    logprobs=b"\x00\x00\x00\x00",
-    finish_reason="stop",
-    version_spans=(VersionSpan(7, 0, 1),),
-    queue_s=0.1,
-    prefill_s=0.2,
-    decode_s=0.3,
+    generated=GenerateResult((1,), (-0.5,), "stop", 4, 7, 0.1, 0.2, 0.3, (VersionSpan(7, 0, 1),)).packed(),
     engine_s=0.6,
 )
 OUTCOME = ActionOutcome(
@@ -73,21 +71,60 @@ OUTCOME = ActionOutcome(
 )
 LINE = [["StepCancelled", 0.5, ["t/0", 3, 1]], []]
 NOTICES = (
-    driver.AdmittedNotice(SPEC.trajectory_id),
-    driver.StepGivenUpNotice(STEP, "cause"),
-    driver.ActionGivenUpNotice(ACTION, "cause"),
+    cmd.AdmitTrajectory(SPEC.trajectory_id, EngineId("e")),
+    cmd.GiveUpStep(STEP, "cause"),
+    cmd.GiveUpAction(ACTION, "cause"),
     driver.StepResultLostNotice(STEP),
     driver.ActionResultLostNotice(ACTION),
     driver.ActionPayloadWantedNotice(ACTION, "tcp://w"),
-    driver.EngineLostNotice(EngineId("e"), "reason"),
+    ev.EngineLost(UNSTAMPED, EngineId("e"), "reason", stranded=False),
     driver.ApiNotice("search", "open", 30.0, "5 calls failed"),
-    training.TrajectoryCancelledNotice(SPEC.trajectory_id, "stale"),
-    training.EngineUpdatedNotice(EngineId("e"), VERSION, 0.05, "cause"),
+    cmd.CancelTrajectory(SPEC.trajectory_id, "stale"),
+    ev.WeightsFetched(UNSTAMPED, EngineId("e"), VERSION, "cause"),
+    ev.WeightsInstalled(UNSTAMPED, EngineId("e"), VERSION, 0.05),
+)
+ORDERED: tuple[envelopes.Ordered, ...] = (
+    cmd.AbortStep(STEP, EngineId("e"), "reason"),
+    cmd.AbortAction(ACTION, HostId("h")),
+    cmd.DropContext(SPEC.trajectory_id, EngineId("e")),
+    cmd.CloseSandbox(HostId("h"), "s/t/s0"),
+    cmd.EvictService(HostId("h"), "rm", 2, 2),
+    cmd.DropServiceCopy(HostId("h"), "rm", 2),
+    cmd.FetchWeights(EngineId("e"), VERSION, "file:///w/manifest.json"),
+    cmd.InstallWeights(EngineId("e"), VERSION, True),
+)
+REPORTED: tuple[envelopes.Reported, ...] = (
+    ev.StepStarted(UNSTAMPED, STEP, EngineId("e")),
+    ev.StepFinished(UNSTAMPED, STEP, EngineId("e"), 5, 4, "stop", 7),
+    ev.StepFailed(UNSTAMPED, STEP, EngineId("e"), "engine-lost"),
+    ev.ActionFinished(UNSTAMPED, ACTION, HostId("h"), 0.5, False, False, "memory", 2.5),
+    ev.MoveEnded(
+        UNSTAMPED, SPEC.trajectory_id, EngineId("f"), True, "transfer", 0.5, 9, "cause", EngineId("e")
+    ),
+    ev.EngineLost(UNSTAMPED, EngineId("e"), "reason", stranded=False),
+    ev.HostLost(UNSTAMPED, HostId("h")),
+    ev.ServiceLoaded(UNSTAMPED, HostId("h"), "rm", 2, 2, False, 1.5, "cause"),
+    ev.ServiceEvicted(UNSTAMPED, HostId("h"), "rm", 2, 2),
+    ev.ServiceLost(UNSTAMPED, HostId("h"), "rm", 2, 2, "cause"),
+    ev.WeightsFetched(UNSTAMPED, EngineId("e"), VERSION, "cause", 1.5),
+    ev.WeightsInstalled(UNSTAMPED, EngineId("e"), VERSION, 0.05, "cause"),
+    ev.TrajectoryForked(UNSTAMPED, SPEC, TrajectoryId("t/0#1")),
+    END,
+    ev.StepCancelled(UNSTAMPED, STEP),
+    ev.SandboxClosed(UNSTAMPED, "s/t/s0"),
+    ev.ProgramEnded(UNSTAMPED, SPEC.trajectory_id),
+    ev.OptimizerStepEnded(UNSTAMPED, FIRST_RUN, VERSION),
+    ev.WeightsPublished(UNSTAMPED, VERSION, "file:///w/manifest.json", 9),
+    ev.SwitchRequested(UNSTAMPED, VERSION),
+    ev.GroupEnded(UNSTAMPED, FIRST_RUN, SPEC.group_id, 4),
+    ev.TrajectoryRedundant(UNSTAMPED, SPEC.trajectory_id),
 )
 SAMPLES: list[Message] = [
     transport.Done(),
     transport.Refusal("reason"),
-    *NOTICES,
+    *(each for each in NOTICES if isinstance(each, Message)),
+    *(envelopes.Order("s", command) for command in ORDERED),
+    *(envelopes.Report("s", event) for event in REPORTED),
     driver.StartSession("s", "client", "heddle", ("a=b",), 3, {"1": {"x": 1.5}}, RetryPolicy(max_losses=1)),
     driver.StartSession(
         "s",
@@ -110,22 +147,19 @@ SAMPLES: list[Message] = [
     driver.FetchUpdates("s", 0.25),
     driver.EndSession("s"),
     driver.SubmitTrajectories("s", (driver.SubmittedTrajectory(SPEC, 9, 1.5, 2),)),
-    driver.ProgramEndedReport("s", SPEC.trajectory_id, END),
     driver.TrajectoriesEndedReport(
         "s",
         (
-            driver.EndedTrajectory(SPEC.trajectory_id, "completed", END),
-            driver.EndedTrajectory(SPEC.trajectory_id, "failed", cause="agent"),
+            driver.EndedTrajectory(
+                ev.TrajectoryEnded(UNSTAMPED, SPEC.trajectory_id, "completed"), piggybacked_end=END
+            ),
+            driver.EndedTrajectory(ev.TrajectoryEnded(UNSTAMPED, SPEC.trajectory_id, "failed"), "agent"),
         ),
     ),
-    driver.TrajectoryForkedReport("s", SPEC, TrajectoryId("t/0#1")),
-    driver.SandboxClosedReport("s", "s/t/s0"),
-    driver.StepCancelledReport("s", STEP),
-    driver.TrajectoryForkedReport("s", SPEC, TrajectoryId("t")),
     driver.Capacity((driver.ReadyEngine(ENGINE, "vllm", "dir"),), 4, {"tcp://w": "no GPU"}, ("p",), 3, 2, 1),
     driver.GetCapacity(),
-    watching.CurrentSnapshot({"journal_offset": 3, "engines": [{"index": 0}]}),
-    watching.GetSnapshot(),
+    cluster.CurrentSnapshot({"journal_offset": 3, "engines": [{"index": 0}]}),
+    cluster.GetSnapshot(),
     driver.OwnEngines("s", 60.0),
     driver.DeployedEngines(("a", "b"), (2, 1)),
     driver.GetDeployedEngines(),
@@ -155,51 +189,28 @@ SAMPLES: list[Message] = [
     workers.EngineWorkerReport("w", "node", 1, ("0",), {"kind": "vllm"}),
     workers.GpusReturnedReport(),
     workers.EngineReadyReport(ENGINE, "vllm", "dir", 1.5),
-    workers.EngineLostReport(EngineId("e"), "reason"),
     workers.EngineStartFailedReport("reason"),
     workers.HostReadyReport(HostDescription(HostId("h"), Resources.of(cpus=4))),
-    workers.HostLostReport(HostId("h")),
-    drains.DrainWorkers(("gpu-0-0", "gpu-0-1"), 30.0),
-    drains.DrainedWorkers(("gpu-0-0",), ("gpu-0-1",)),
+    cluster.DrainWorkers(("gpu-0-0", "gpu-0-1"), 30.0),
+    cluster.DrainedWorkers(("gpu-0-0",), ("gpu-0-1",)),
     workers.ActionPayloadWantedReport("s", ACTION),
     workers.PutActionPayload("s", ACTION, b"payload"),
-    workers.StepStartedReport("s", STEP, EngineId("e")),
-    workers.StepEndedReport("s", END),
-    workers.StepFailedReport("s", STEP, EngineId("e"), "engine-lost"),
-    workers.ActionEndedReport("s", ACTION, HostId("h"), 0.5, False, False, "memory", 2.5),
-    workers.MoveEndedReport(
-        "s", SPEC.trajectory_id, EngineId("e"), EngineId("f"), True, "transfer", 0.5, 9, "cause"
-    ),
     workers.HostEngine({"kind": "vllm", "options": {"a": [1, 2]}}),
     workers.HostEngine(None),
-    workers.AbortStepOrder("s", STEP),
-    workers.AbortActionOrder("s", ACTION),
-    workers.CloseSandboxOrder("s", "s/t/s0"),
-    workers.MoveContextOrder("s", SPEC.trajectory_id, "tcp://w", EngineId("e"), EngineId("f"), "recompute"),
-    workers.DropContextOrder("s", SPEC.trajectory_id),
+    workers.MoveContextOrder(
+        "s", cmd.MoveContext(SPEC.trajectory_id, EngineId("e"), EngineId("f"), "recompute"), "tcp://w"
+    ),
+    workers.LoadServiceOrder(
+        "s", cmd.LoadService(HostId("h"), "rm", 2, 2, True, False), {"name": "rm", "batch": 4}
+    ),
+    workers.ClearServicesOrder(),
     workers.ContextTokens(b"\x01\x00\x00\x00"),
     workers.ContextTokens(None),
     workers.TakeContext("s", SPEC.trajectory_id),
     workers.ExportedContext(b"\x01\x00\x00\x00", {"tokens": 1}, ""),
     workers.ExportedContext(cause="gone"),
     workers.ExportContext("s", SPEC.trajectory_id, True),
-    services.LoadServiceOrder("s", {"name": "rm", "batch": 4}, 2, 2, True, False),
-    services.EvictServiceOrder("s", "rm", 2, 2),
-    services.DropServiceCopyOrder("s", "rm", 2),
-    services.ClearServicesOrder(),
-    services.ServiceLoadedReport("s", HostId("h"), "rm", 2, 2, False, 1.5, "cause"),
-    services.ServiceEvictedReport("s", HostId("h"), "rm", 2, 2),
-    services.ServiceLostReport("s", HostId("h"), "rm", 2, 2, "cause"),
-    weights.FetchWeightsOrder(EngineId("e"), VERSION, "file:///w/manifest.json"),
-    weights.InstallWeightsOrder(EngineId("e"), VERSION, True),
-    weights.WeightsFetchedReport(EngineId("e"), VERSION, "cause", 1.5),
-    weights.WeightsInstalledReport(EngineId("e"), VERSION, 0.05, "cause"),
-    training.OptimizerStepReport("s", VERSION),
     training.TrainingFiguresReport("s", 3, {"reward": 0.5, "seconds/train": 1.25}),
-    training.WeightsPublishedReport("s", VERSION, "file:///w/manifest.json", 9),
-    training.SwitchReport("s", VERSION),
-    training.GroupEndedReport("s", SPEC.group_id, 4),
-    training.TrajectoryRedundantReport("s", SPEC.trajectory_id),
     training.GetWeightStatus("s"),
     training.WeightStatus(
         (training.EngineWeightState(EngineId("e"), VERSION, None, "idle"),), VERSION, None, True, 8, 4, 4, 7
@@ -214,10 +225,19 @@ DASK_NAMES = {OP, "worker", "client", "comm", "reply", "close", "serializers", "
 
 
 def message_types() -> Iterator[type[Message]]:
-    for module in (transport, cluster, driver, drains, services, workers, watching, weights, training):
+    for module in (transport, envelopes, cluster, driver, workers, training):
         for _, kind in inspect.getmembers(module, inspect.isclass):
-            if kind.__module__ == module.__name__ and issubclass(kind, Message):
+            if kind.__module__ == module.__name__ and issubclass(kind, Message) and is_dataclass(kind):
                 yield kind
+
+
+def operation_of(message: Message) -> str:
+    match message:
+        case envelopes.Order():
+            return message.operation(type(message.command))
+        case envelopes.Report():
+            return message.operation(type(message.event))
+    return message.op
 
 
 def through_dask(mapping: dict[str, Any]) -> dict[str, Any]:
@@ -246,13 +266,13 @@ def no_record_is_positional(value: Any, plain: bool) -> bool:
 @pytest.mark.parametrize("message", SAMPLES, ids=lambda message: type(message).__name__)
 def test_a_message_comes_back_as_it_was_and_without_a_pickle(message: Message) -> None:
     wire = message.to_wire()
-    assert wire[OP] == message.op
+    assert wire[OP] == operation_of(message)
     frames = dumps(wire)
     assert len(frames) == 1, "all of it is in the msgpack frame"
     received = type(message).from_wire(through_dask(wire))
     assert listed(received.to_wire()) == listed(wire)
     if not isinstance(
-        message, driver.Updates | workers.HostEngine | watching.CurrentSnapshot
+        message, driver.Updates | workers.HostEngine | cluster.CurrentSnapshot
     ):  # they hold lists of any form
         assert received == message
     assert no_record_is_positional(message, wire)
@@ -261,8 +281,11 @@ def test_a_message_comes_back_as_it_was_and_without_a_pickle(message: Message) -
 def test_every_message_has_a_sample_and_every_operation_is_there_once() -> None:
     kinds = list(message_types())
     assert {type(message) for message in SAMPLES} == set(kinds)
-    ops = [kind.op for kind in kinds]
+    ops = [kind.op for kind in kinds if not issubclass(kind, envelopes.Envelope)]
+    ops += [*envelopes.Order.kinds, *envelopes.Report.kinds]
     assert len(set(ops)) == len(ops)
+    assert {type(command) for command in ORDERED} == set(get_args(envelopes.Ordered))
+    assert {type(event) for event in REPORTED} == set(get_args(envelopes.Reported))
     for kind in kinds:
         assert kind.op.startswith("heddle")
         assert not {field.name for field in fields(kind)} & DASK_NAMES  # type: ignore[arg-type]
@@ -276,7 +299,6 @@ def test_every_message_has_a_sample_and_every_operation_is_there_once() -> None:
     [
         RESULT,
         OUTCOME,
-        END,
         StepPlacement(EngineId("e"), 2.5, "tcp://w"),
         ActionPlacement(HostId("h"), Resources.of(cpus=2)),
     ],
@@ -300,6 +322,16 @@ def test_a_message_of_another_version_is_refused() -> None:
         driver.FetchUpdates.from_wire({**wire, "unknown": 1})
     with pytest.raises(TypeError):
         driver.FetchUpdates.from_wire({"session": "s"})
+    order = envelopes.Order("s", cmd.CloseSandbox(HostId("h"), "s/t/s0")).to_wire()
+    for wrong in (
+        {"colour": "red"},
+        {"command": {"host_id": "h"}},
+        {"command": {**order["command"], "x": 1}},
+    ):
+        with pytest.raises(TypeError):
+            envelopes.Order.from_wire({**order, **wrong})
+    with pytest.raises(KeyError):
+        envelopes.Order.from_wire({**order, OP: "heddle-order-RunStarted"})
     retries = {"max_losses": -1, "max_preemptions": 2, "max_step_attempts": 32, "max_action_attempts": 4}
     start = driver.StartSession("s", "c", "heddle", (), 0).to_wire()
     with pytest.raises(BadInput, match="max_losses is -1"):

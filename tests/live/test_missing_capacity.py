@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from heddle_dask.live.driver.missing_capacity import MissingCapacity
+from heddle_dask.live.driver.connection.missing_capacity import MissingCapacity
 
 
 def counts(**values: int) -> dict[str, Any]:

@@ -35,9 +35,9 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.engines.emulated.options import EmulatedOptions
-from heddle_dask.live.driver.continuation import check_continues
-from heddle_dask.live.driver.open_session import check_logprobs
-from heddle_dask.live.driver.rollout_inputs import tasks_of
+from heddle_dask.live.driver.files.continuation import check_continues
+from heddle_dask.live.driver.inputs.rollout_inputs import tasks_of
+from heddle_dask.live.driver.session.open_session import check_logprobs
 from heddle_dask.live.wire.driver_messages import ReadyEngine
 
 CLIENT: Any = None  # the constructor only keeps it

@@ -10,12 +10,12 @@ from typing import Any, Literal
 import pytest
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.continuation import tokenizer_digest
-from heddle_dask.live.driver.resume import batch_of, batch_prefix
-from heddle_dask.live.driver.rollout_inputs import Output
-from heddle_dask.live.driver.run_files import RunFiles
-from heddle_dask.live.driver.run_writer import RunWriter, journal_path
-from heddle_dask.live.driver.services import Sampling
+from heddle_dask.live.driver.files.continuation import tokenizer_digest
+from heddle_dask.live.driver.files.resume import batch_of, batch_prefix
+from heddle_dask.live.driver.files.run_files import RunFiles
+from heddle_dask.live.driver.files.run_writer import RunWriter, journal_path
+from heddle_dask.live.driver.inputs.rollout_inputs import Output
+from heddle_dask.live.driver.programs.services import Sampling
 from heddle_dask.records.journal import Journal, read_journal
 from heddle_dask.records.store import RunReader, RunStore
 

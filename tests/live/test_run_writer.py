@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,16 @@ from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput, WriteFailed
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
+from heddle_dask.engines.contract import GenerateResult
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.functions import FunctionEnvironment
-from heddle_dask.live.driver import run_writer
-from heddle_dask.live.driver.action_results import value_body
-from heddle_dask.live.driver.attempts import Attempt
-from heddle_dask.live.driver.resume import unfinished
-from heddle_dask.live.driver.rollout_inputs import Output
-from heddle_dask.live.driver.run_files import RunFiles
-from heddle_dask.live.driver.run_writer import RESULTS, RunWriter, WriteMode, journal_path
+from heddle_dask.live.driver.files import run_writer
+from heddle_dask.live.driver.files.resume import unfinished
+from heddle_dask.live.driver.files.run_files import RunFiles
+from heddle_dask.live.driver.files.run_writer import RESULTS, RunWriter, WriteMode, journal_path
+from heddle_dask.live.driver.inputs.rollout_inputs import Output
+from heddle_dask.live.driver.programs.action_results import value_body
+from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.wire.messages import StepResult
 from heddle_dask.live.wire.result_codec import step_body
 from heddle_dask.records.journal import Journal, JournalReader, read_journal
@@ -45,9 +45,8 @@ async def solve(task: Task, ctx: Context) -> float:
 
 
 def step_line(name: str, index: int) -> dict[str, Any]:
-    result = StepResult("ok", "e", b"\x01\0\0\0" * 70, b"\0\0\0\0" * 70, "stop")
-    times = {"queue_s": 0.0, "prefill_s": 0.0, "decode_s": 0.0}
-    body = step_body(index, np.arange(4, dtype=np.int32), replace(result, **times))
+    made = GenerateResult((1,) * 70, (0.0,) * 70, "stop", 0, 0, 0.0, 0.0, 0.0)
+    body = step_body(index, np.arange(4, dtype=np.int32), StepResult("ok", "e", made))
     return {"trajectory_id": name, **body}
 
 
@@ -122,8 +121,8 @@ def test_opening_an_older_journal_drops_what_the_store_has(tmp_path: Path, monke
 WRITER = """
 import asyncio, os, sys
 from worlds.record_builders import plain_trajectory
-from heddle_dask.live.driver import run_writer
-from heddle_dask.live.driver.run_writer import RunWriter
+from heddle_dask.live.driver.files import run_writer
+from heddle_dask.live.driver.files.run_writer import RunWriter
 from heddle_dask.records import synced_store
 
 run_writer.COMPACTED_BYTES = 15_000
@@ -295,7 +294,7 @@ FILLER = """
 import asyncio, sys
 from worlds.record_builders import plain_trajectory
 from heddle_dask.core.errors import WriteFailed
-from heddle_dask.live.driver.run_writer import RunWriter
+from heddle_dask.live.driver.files.run_writer import RunWriter
 
 async def main():
     writer = RunWriter(sys.argv[1], "create", {})

@@ -11,8 +11,13 @@ import pytest
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.environments.code_env import CodeEnvironment
 from heddle_dask.environments.search_env import SearchEnvironment
-from heddle_dask.live.driver import sandbox_check
-from heddle_dask.live.driver.sandbox_check import WorkerSandbox, check_sandbox, checked_policy, worker_sandbox
+from heddle_dask.live.driver.connection import sandbox_check
+from heddle_dask.live.driver.connection.sandbox_check import (
+    WorkerSandbox,
+    check_sandbox,
+    checked_policy,
+    worker_sandbox,
+)
 
 STRONG = WorkerSandbox("bubblewrap", isolates_network=True)
 AS_ROOT = WorkerSandbox("weak", isolates_network=True, as_root=True)

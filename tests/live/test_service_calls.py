@@ -14,7 +14,7 @@ from worlds.scripted_plane import ScriptedPlane, context_on, sampled
 
 from heddle_dask import ApiQuota, BadInput, Needs, Pools, ServiceSpec
 from heddle_dask.core.gpu_chunks import GpuChunk
-from heddle_dask.live.driver.context import LiveContext
+from heddle_dask.live.driver.programs.context import LiveContext
 from heddle_dask.live.wire.messages import ActionOutcome
 from heddle_dask.live.worker.service_worker import ChunkOrders
 

@@ -16,7 +16,7 @@ from heddle_dask.core.journal_codec import gap, missing_lines, of_run, replay
 from heddle_dask.core.nouns import HostDescription
 from heddle_dask.core.resources import Resources
 from heddle_dask.core.run_description import RunDescription
-from heddle_dask.live.driver.recorded_sessions import RecordedSession
+from heddle_dask.live.driver.files.recorded_sessions import RecordedSession
 from heddle_dask.live.scheduler import journal_spool
 from heddle_dask.live.scheduler import session as session_module
 from heddle_dask.strategies.described import strategies_of_description

@@ -16,7 +16,7 @@ import pytest
 
 from heddle_dask import BadInput, Budget, Engines, EngineSpec, Patience, Sampling, Strategy, Telemetry
 from heddle_dask.cli.rollout.settings import SETTINGS
-from heddle_dask.live.driver.rollout_inputs import strategy_of
+from heddle_dask.live.driver.inputs.rollout_inputs import strategy_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -14,7 +14,7 @@ from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.contract import VersionSpan
-from heddle_dask.live.driver.services import Budget, Sampling
+from heddle_dask.live.driver.programs.services import Budget, Sampling
 
 DIGITS = StructuredOutput(regex="[0-9]+")
 

@@ -14,7 +14,7 @@ from worlds.dask_cluster import with_cluster
 
 from heddle_dask.core.ids import ActionId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest
-from heddle_dask.live.driver.submission import GRAPH_BYTES, Interrupted, Submitter, _parts, _Row
+from heddle_dask.live.driver.connection.submission import GRAPH_BYTES, Interrupted, Submitter, _parts, _Row
 from heddle_dask.live.wire.messages import ActionCall, Submission, action_key
 from heddle_dask.live.wire.worker_messages import FetchActionResults
 

@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from worlds.live_agents import ToolAgent
-from worlds.live_world import cluster, emulated, run
+from worlds.live_world import emulated, run
 from worlds.otlp_receiver import OtlpReceiver, values
 from worlds.run_builders import timed_trajectory
+from worlds.shared_cluster import shared_cluster
 
 import heddle_dask
 from heddle_dask.cli.main import heddle
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver import telemetry as telemetry_module
+from heddle_dask.live.driver.inputs import telemetry as telemetry_module
+from heddle_dask.live.driver.inputs.rollout_inputs import Output
+from heddle_dask.live.driver.inputs.telemetry import SpanSender, Telemetry
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import Output
-from heddle_dask.live.driver.telemetry import SpanSender, Telemetry
 from heddle_dask.records.trajectory import TrajectoryRecord
 
 
@@ -182,7 +183,7 @@ def test_spans_report_and_trace_of_a_live_run(model_dir: str, tmp_path: Path) ->
 
     async def body(endpoint: str) -> None:
         async with (
-            cluster() as (_, client),
+            shared_cluster() as client,
             Rollout(
                 client, env=ToolAgent(), model=model_dir, engines=emulated(model_dir), strategy="heddle", samples=2,
                 seed=5, out=Output(out, telemetry=Telemetry(endpoint=endpoint)), on_progress=notes.append,

@@ -12,14 +12,14 @@ import pytest
 from worlds.training_builders import finished_group, trained_record
 
 from heddle_dask.core.errors import WriteFailed
-from heddle_dask.core.ids import GroupId
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.staleness import StalenessBound
+from heddle_dask.core.events import Event, GroupEnded, OptimizerStepEnded
+from heddle_dask.core.ids import FIRST_RUN, GroupId, PolicyVersion
+from heddle_dask.core.run_description import StalenessBound
 from heddle_dask.environments.base import Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.task_sources import EnvironmentSource
-from heddle_dask.live.driver.group_feed import GroupFeed
-from heddle_dask.live.driver.run_files import RunFiles
+from heddle_dask.live.driver.files.run_files import RunFiles
+from heddle_dask.live.driver.groups.group_feed import GroupFeed
 from heddle_dask.live.training import weight_control
 from heddle_dask.live.training.evaluation import evaluation_row
 from heddle_dask.live.training.sample_intake import SampleIntake
@@ -27,7 +27,7 @@ from heddle_dask.live.training.trackers import TRACKERS, tracked_numbers
 from heddle_dask.live.training.training import LiveTraining, TrainingParts
 from heddle_dask.live.training.weight_control import WeightControl
 from heddle_dask.live.wire.codec import Message
-from heddle_dask.live.wire.training_messages import GroupEndedReport, OptimizerStepReport
+from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.training.batch_files import batch_path, load_batch
 from heddle_dask.training.group_plan import GroupPlan
 from heddle_dask.training.loop import LoopStart
@@ -90,11 +90,10 @@ def test_what_became_too_old_is_replaced(tmp_path: Path) -> None:
 class RecordingPort:
     """A scheduler that is told of groups; nothing runs."""
 
-    session: str = "s"
     waiting: int = 0
     slots: int = 0
     quarantined: Mapping[str, str] = field(default_factory=dict)
-    told: list[Message] = field(default_factory=list)
+    told: list[Event] = field(default_factory=list)
 
     def quarantine(self, task_id: str, message: str) -> None:
         raise AssertionError(task_id)
@@ -102,8 +101,8 @@ class RecordingPort:
     def cancel(self, trajectory_id: str, cause: str) -> None:
         raise AssertionError(trajectory_id)
 
-    def report(self, message: Message) -> None:
-        self.told.append(message)
+    def report(self, event: Event) -> None:
+        self.told.append(event)
 
     def look_again(self) -> None:
         pass
@@ -116,9 +115,9 @@ def test_groups_that_become_too_old_before_the_scheduler_is_there_lose_their_cre
     feed.evicted(1)
     port = RecordingPort()
     feed.connect(port, RunFiles(None, dict, lambda line: None), "", lambda: None)
-    assert port.told == [GroupEndedReport("s", GroupId("evicted"), -3)]
+    assert port.told == [GroupEnded(UNSTAMPED, FIRST_RUN, GroupId("evicted"), -3)]
     feed.evicted(1)
-    assert port.told == [GroupEndedReport("s", GroupId("evicted"), -3)] * 2
+    assert port.told == [GroupEnded(UNSTAMPED, FIRST_RUN, GroupId("evicted"), -3)] * 2
     assert feed.ledger.counted == 0
 
 
@@ -145,8 +144,8 @@ def test_groups_that_wait_when_a_training_goes_on_keep_their_credits(
             asyncio.run(LiveTraining(parts, LoopStart(1, frozenset())).run())
     # Two groups are in a batch, and two wait; what is late is beyond a batch.
     assert told[:2] == [
-        OptimizerStepReport("s", PolicyVersion("a", 1)),
-        GroupEndedReport("s", GroupId("resumed"), 8),
+        Report("s", OptimizerStepEnded(UNSTAMPED, FIRST_RUN, PolicyVersion("a", 1))),
+        Report("s", GroupEnded(UNSTAMPED, FIRST_RUN, GroupId("resumed"), 8)),
     ]
 
 

@@ -16,7 +16,7 @@ from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.replay import ReplayEnvironment
-from heddle_dask.live.driver.attempts import attempts_of
+from heddle_dask.live.driver.programs.attempts import attempts_of
 from heddle_dask.live.scheduler.warm_start import warm_predictor
 from heddle_dask.predictors.features import Finished, Progress
 from heddle_dask.predictors.from_steps import finished_from_steps, past_of

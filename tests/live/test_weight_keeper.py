@@ -15,16 +15,11 @@ from worlds.trainer_process import TrainerProcess, trainer_process
 from worlds.weight_builders import model_with, perturbed
 from worlds.weight_owner import CEILING_S, OTHER, PROMPT, Owner, assert_same, owning, version
 
-from heddle_dask.core.ids import EngineId
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.commands import FetchWeights, InstallWeights
+from heddle_dask.core.events import WeightsFetched, WeightsInstalled
+from heddle_dask.core.ids import EngineId, PolicyVersion
+from heddle_dask.engines.address import LOOPBACK, free_port
 from heddle_dask.engines.contract import EngineUnreachable, GenerateRequest, SamplingParams, VersionSpan
-from heddle_dask.engines.ports import LOOPBACK, free_port
-from heddle_dask.live.wire.weight_messages import (
-    FetchWeightsOrder,
-    InstallWeightsOrder,
-    WeightsFetchedReport,
-    WeightsInstalledReport,
-)
 from heddle_dask.live.worker.engine_host import Watch
 from heddle_dask.weights.collective import CollectiveUri
 from heddle_dask.weights.model_directory import model_facts
@@ -51,12 +46,12 @@ async def goes_on_as_if_stopped_and_restarted(owner: Owner) -> None:
     number = await owner.published_next()
     assert owner.client is not None and owner.host._process is not None
     client, process, incarnations = owner.client, owner.host._process, owner.incarnations
-    owner.weights.install("", InstallWeightsOrder(EngineId(owner.engine_id), version(number)))
+    owner.weights.install(InstallWeights(EngineId(owner.engine_id), version(number)))
     while not client.is_updating:
         await asyncio.sleep(0)
     os.kill(process.engine_pid, signal.SIGKILL)
     told = await owner.report()
-    assert isinstance(told, WeightsInstalledReport) and told.cause != ""
+    assert isinstance(told, WeightsInstalled) and told.cause != ""
     client = await owner.until_ready(incarnations + 1)
     assert client.version == version(number - 1) and await owner.serves(number - 1)
     # It was started from those files; the engine before had loaded them in place.
@@ -227,9 +222,9 @@ def test_only_the_newest_order_is_answered_and_old_weights_are_removed(
     async def scenario(owner: Owner) -> None:
         uris = {number: owner.publish(number) for number in (1, 2, 3)}
         for number, uri in uris.items():
-            owner.weights.fetch("", FetchWeightsOrder(EngineId(owner.engine_id), version(number), uri))
+            owner.weights.fetch(FetchWeights(EngineId(owner.engine_id), version(number), uri))
         report = await owner.report()
-        assert isinstance(report, WeightsFetchedReport) and (report.version, report.cause) == (version(3), "")
+        assert isinstance(report, WeightsFetched) and (report.version, report.cause) == (version(3), "")
         assert (await owner.install(3)).cause == ""
         await owner.go_over(4)
         node = tmp_path / "node"

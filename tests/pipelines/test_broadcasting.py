@@ -16,7 +16,7 @@ import pytest
 from worlds.weight_builders import perturbed, tensors_of
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.weights.collective import CollectiveUri
 from heddle_dask.weights.manifest import WeightManifest
 from heddle_dask.weights.model_directory import model_facts
@@ -28,11 +28,11 @@ torch = pytest.importorskip("torch")
 from heddle_dask.engines.weight_broadcast import (  # noqa: E402
     BroadcastGroup,
     Meeting,
+    Reception,
     meeting_place,
     receive_weights,
     send_weights,
 )
-from heddle_dask.engines.weight_reception import Reception  # noqa: E402
 from pipelines.grpo.broadcasting import Broadcaster  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from worlds.training_batches import AGENT, stored_batch
 
 from heddle_dask import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.training.trainer_spec import TrainerSpec
 from heddle_dask.weights.store import WeightStore, read_manifest
 from pipelines.grpo.checkpoint_folder import CheckpointFolder, CheckpointRecord

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from worlds.training_batches import AGENT, stored_batch
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import GenerateRequest, SamplingParams
 from heddle_dask.engines.node_weights import NodeWeightsDirectory

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from worlds.training_builders import finished_group
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.training.group_records import trajectory_group
 from heddle_dask.weights.store import WeightStore
 

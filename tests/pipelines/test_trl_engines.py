@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client
 from worlds.live_world import emulated
+from worlds.shared_cluster import shared_cluster_sync
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Task
-from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.weights.store import WeightStore
 
@@ -52,8 +51,7 @@ def test_what_is_rolled_out_after_a_step_was_sampled_by_its_weights(tmp_path: Pa
     tasks = [Task(name, f"Task {name}.") for name in "ab"]
     store = tmp_path / "weights"
     with (
-        LocalRolloutCluster(engines=2, tool_cpus=1, dashboard=False) as made,
-        Client(made) as client,
+        shared_cluster_sync() as client,
         Rollout(client, env=solve, model=MODEL, engines=emulated(str(MODEL))) as rollout,
     ):
         engines = TrlEngines(rollout, tasks, str(store))

@@ -14,15 +14,21 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import VllmOptions
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.driver.programs.services import Budget
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.services import Budget
 from heddle_dask.records.store import RunReader
 from heddle_dask.training.trl_rollouts import environment_reward, trl_prompts
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
 
-pytestmark = [pytest.mark.cluster, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.vllm,
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+]
 
 MODEL = Path(__file__).parents[2] / "pipelines/tiny_agent/checkpoint"
 STEPS = 3

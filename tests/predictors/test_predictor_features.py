@@ -21,8 +21,8 @@ from heddle_dask.predictors.features import (
     facts_array,
     matrix,
 )
-from heddle_dask.predictors.groups import GroupBook, facts_then
 from heddle_dask.predictors.prompt_history import Expectation
+from heddle_dask.predictors.samples import GroupBook, facts_then
 from heddle_dask.workloads.traces import TracedStep, TracedTrajectory
 
 # The log of the length itself is the excess, and nothing fades.

@@ -13,8 +13,8 @@ from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.predictors.features import RECENT
-from heddle_dask.predictors.from_state import finished_of, progress_of
 from heddle_dask.predictors.known import KnownWork, Oracle
+from heddle_dask.predictors.service import finished_of, progress_of
 
 
 def test_a_trajectory_that_waits_for_admission_has_not_begun() -> None:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from worlds.predictor_builders import SMALL, by_formula, trajectory
 
 from heddle_dask.predictors.features import FEATURES, NO_SIBLINGS, Finished
-from heddle_dask.predictors.groups import GroupBook, facts_then
 from heddle_dask.predictors.learned import LearnedPredictor
 from heddle_dask.predictors.prompt_history import (
     ATTEMPTS_KEPT,
@@ -32,6 +31,7 @@ from heddle_dask.predictors.prompt_history import (
     variances,
     versions_apart,
 )
+from heddle_dask.predictors.samples import GroupBook, facts_then
 from heddle_dask.predictors.stored import load_predictor, save_predictor
 
 FADING = Expectation(lambda one: 5.0, lambda one: 0.0, drift=0.5)

@@ -12,7 +12,6 @@ from worlds.predictor_builders import trajectory
 
 from heddle_dask.predictors.core_model import _others_mean
 from heddle_dask.predictors.features import NO_SIBLINGS, Finished
-from heddle_dask.predictors.groups import facts_then
 from heddle_dask.predictors.length_distributions import Location
 from heddle_dask.predictors.prompt_history import (
     ATTEMPTS_KEPT,
@@ -22,7 +21,7 @@ from heddle_dask.predictors.prompt_history import (
     ended_facts,
     prompt_of,
 )
-from heddle_dask.predictors.samples import make_samples
+from heddle_dask.predictors.samples import facts_then, make_samples
 
 
 @st.composite

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from worlds.core_builders import Stage
 
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.nouns import Prediction
 from heddle_dask.predictors.contract import Fitted
 from heddle_dask.predictors.features import Finished, Progress
 from heddle_dask.predictors.known import KnownWork, Oracle

@@ -147,6 +147,7 @@ def test_kv_transfers_between_two_engines_are_measured(tmp_path, model_dir):
 
 @pytest.mark.vllm
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_real_engine_is_measured(tmp_path, model_dir):
     out = tmp_path / "table.json"

@@ -18,8 +18,7 @@ import pytest
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.journal import Journal, read_journal
-from heddle_dask.records.lease import EXPIRY_S, Holder, Lease
-from heddle_dask.records.locks import file_system_of
+from heddle_dask.records.locks import EXPIRY_S, Holder, Lease, file_system_of
 
 TESTS = Path(__file__).parents[1]
 WRITER = """
@@ -36,7 +35,7 @@ with Journal.open_append(sys.argv[1]) as journal:
 HOLDER = """
 import sys
 from pathlib import Path
-from heddle_dask.records.lease import Lease
+from heddle_dask.records.locks import Lease
 lease = Lease.take(Path(sys.argv[1]), beat_s=0.05)
 print("taken", flush=True)
 sys.stdin.readline()

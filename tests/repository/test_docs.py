@@ -6,6 +6,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -91,10 +92,70 @@ def test_every_path_that_the_page_names_exists(page: Path) -> None:
     assert [path for path in sorted(paths) if not ((PACKAGE / path).exists() or (ROOT / path).exists())] == []
 
 
-def test_the_architecture_page_names_the_files_of_the_walk() -> None:
-    named = set(re.findall(r"`([\w/]+\.py)`", prose_of(DOCS / "architecture.md")))
-    assert len(named) >= 30
+def test_the_architecture_page_names_the_files_and_the_methods_of_the_walk() -> None:
+    text = prose_of(DOCS / "architecture.md")
+    named = set(re.findall(r"`([\w/]+\.py)`", text))
+    assert len(named) >= 50
     assert [path for path in sorted(named) if not (PACKAGE / path).exists()] == []
+    methods = [
+        name for name in re.findall(r"`(\w+\.\w+)`", text) if name.partition(".")[0] in members_of_classes()
+    ]
+    assert len(set(methods)) >= 50
+
+
+def test_the_architecture_page_has_at_most_three_thousand_words() -> None:
+    assert len((DOCS / "architecture.md").read_text(encoding="utf-8").split()) <= 3000
+
+
+def test_the_documentation_has_at_most_seventy_five_thousand_words() -> None:
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in DOCS.rglob("*.md")) <= 75_000
+
+
+@cache
+def members_of_classes() -> dict[str, set[str]]:
+    """Methods and attributes of each class of the package, with those of its base classes in the package."""
+    own: dict[str, set[str]] = {}
+    bases: dict[str, list[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                own.setdefault(node.name, set()).update(members_of(node))
+                bases.setdefault(node.name, []).extend(name_of_base(base) for base in node.bases)
+
+    def inherited(name: str) -> set[str]:
+        return own.get(name, set()).union(*(inherited(base) for base in bases.get(name, [])))
+
+    return {name: inherited(name) for name in own}
+
+
+def members_of(node: ast.ClassDef) -> Iterator[str]:
+    for each in ast.walk(node):
+        if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield each.name
+        elif isinstance(each, ast.AnnAssign | ast.Assign):
+            for target in [each.target] if isinstance(each, ast.AnnAssign) else each.targets:
+                if isinstance(target, ast.Name):
+                    yield target.id
+                elif isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self":
+                    yield target.attr
+
+
+def name_of_base(base: ast.expr) -> str:
+    return ast.unparse(base.value if isinstance(base, ast.Subscript) else base)
+
+
+@pytest.mark.parametrize("page", OF_TODAY, ids=name_of)
+def test_every_method_that_the_page_names_exists(page: Path) -> None:
+    classes = members_of_classes()
+    named = set(re.findall(r"`([A-Z]\w+)\.(\w+)[`(]", prose_of(page)))
+    # `Client` and the like are other packages' classes.
+    unknown = {f"{owner}.{member}" for owner, member in named if member not in classes.get(owner, {member})}
+    assert sorted(unknown) == []
+
+
+def test_the_architecture_page_names_only_classes_of_the_package() -> None:
+    named = set(re.findall(r"`([A-Z][a-z]+\w*)\.\w+[`(]", prose_of(DOCS / "architecture.md")))
+    assert sorted(named - set(members_of_classes()) - {"Client"}) == []
 
 
 def test_every_owner_in_the_glossary_is_in_its_file() -> None:

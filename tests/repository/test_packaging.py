@@ -190,16 +190,6 @@ def test_every_public_name_loads(name: str) -> None:
     assert getattr(heddle_dask, name) is not None
 
 
-def test_a_tool_worker_loads_neither_xgboost_nor_zarr_nor_strategies() -> None:
-    code = (
-        "import sys, workers.tool_worker\n"
-        "heavy = ('xgboost', 'zarr', 'scipy', 'heddle_dask.strategies', 'heddle_dask.predictors')\n"
-        "print([name for name in heavy if name in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.stdout.strip() == "[]", done.stderr
-
-
 # -- extras, constraints, locks --------------------------------------------------------------------------
 
 

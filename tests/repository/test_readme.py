@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distributed import Client
 from worlds.live_world import emulated
+from worlds.shared_cluster import shared_cluster_sync
 
 import heddle_dask
-from heddle_dask import LocalRolloutCluster, Rollout
+from heddle_dask import Rollout
 
 README = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
 
@@ -31,7 +31,7 @@ def test_the_python_example_runs(model_dir: str, tmp_path: Path) -> None:
     assert "rollout.run(" in use
     scope: dict[str, Any] = {"my_tool": lambda text: "42"}
     exec(program, scope)
-    with LocalRolloutCluster(engines=1, dashboard=False) as cluster, Client(cluster) as client:
+    with shared_cluster_sync(engines=1) as client:
         rollout = Rollout(
             client,
             env=scope["solve"],

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from heddle_dask.core.errors import BadInput
 from heddle_dask.sandbox.function_tests import TestReport, _failures, run_function_tests
 from heddle_dask.sandbox.inside import decode, encode
-from heddle_dask.sandbox.limits import SandboxLimits
-from heddle_dask.sandbox.outcome import RawRun
+from heddle_dask.sandbox.outcome import RawRun, SandboxLimits
 
 SQUARES = [((n,), n * n) for n in range(5)]
 plain = st.recursive(

@@ -11,7 +11,7 @@ import pytest
 
 from heddle_dask.sandbox.stateful.contract import ExecResult, ReplayDiffers, SandboxFailed, SandboxSpec
 from heddle_dask.sandbox.stateful.keeper import MAX_TEMPLATES, SandboxKeeper, SandboxMissing
-from heddle_dask.sandbox.stateful.local_keeper import local_keeper
+from heddle_dask.sandbox.stateful.local_sandbox import local_keeper
 from heddle_dask.sandbox.stateful.orders import (
     Compared,
     ExecOperation,

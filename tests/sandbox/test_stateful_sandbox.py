@@ -31,13 +31,13 @@ from heddle_dask.sandbox.stateful.contract import (
     StatefulSandbox,
     relative_path,
 )
-from heddle_dask.sandbox.stateful.kept_output import KeptOutput
 from heddle_dask.sandbox.stateful.kinds import ApptainerKind, kind_named
 from heddle_dask.sandbox.stateful.local_sandbox import LocalSandbox
+from heddle_dask.sandbox.stateful.supervised_command import KeptOutput
 from heddle_dask.sandbox.stateful.work_directory import WorkDirectory, reap
 from heddle_dask.sandbox_service.client import RemoteSandbox
+from heddle_dask.sandbox_service.contract import read_token
 from heddle_dask.sandbox_service.server import SandboxServer
-from heddle_dask.sandbox_service.token_file import read_token
 
 Make = Callable[[str], StatefulSandbox]
 SPEC = SandboxSpec(

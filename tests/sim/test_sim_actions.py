@@ -17,10 +17,10 @@ from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
 from heddle_dask.core.journal_codec import encode
 from heddle_dask.core.nouns import ActionRequest
 from heddle_dask.core.resources import ResourceDemand, Resources
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.sim.action_bodies import SimulatedCall
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.sim.fleet import SimulatedFaults, equal_hosts
 from heddle_dask.sim.loop import VirtualTime
+from heddle_dask.sim.program import SimulatedCall
 from heddle_dask.sim.tools import SimulatedTools
 from heddle_dask.strategies.presets import build_strategies, tell_costs
 

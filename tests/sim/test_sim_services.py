@@ -7,14 +7,20 @@ from worlds.action_worlds import ActionRun, planned
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import HostId
 from heddle_dask.core.journal_codec import encode
-from heddle_dask.core.nouns import HostDescription
-from heddle_dask.core.pools import ModelService
-from heddle_dask.core.resources import CPUS, GPUS, MODELS_PER_GPU, Amounts, ResourceDemand, Resources
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.nouns import DurationProfile, HostDescription
+from heddle_dask.core.resources import (
+    CPUS,
+    GPUS,
+    MODELS_PER_GPU,
+    Amounts,
+    ModelService,
+    ResourceDemand,
+    Resources,
+)
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.sim.fleet import SimulatedFaults
 from heddle_dask.sim.service_times import ServiceTimes
 from heddle_dask.workloads.planned import PlannedAction

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost, fixed_cost
-from heddle_dask.sim.engine import SimulatedEngine
+from heddle_dask.sim.engine import SharedCores, SimulatedEngine
 from heddle_dask.sim.kv_cache import SimulatedJob
 from heddle_dask.sim.loop import VirtualTime
-from heddle_dask.sim.shared_cores import SharedCores
 
 ALONE = EngineCost(fixed_s=0.01, sequence_s=1e-3, prefill_token_s=1e-4, chunk_tokens=64)
 CROWDED = EngineCost(fixed_s=0.03, sequence_s=2e-3, prefill_token_s=3e-4, chunk_tokens=64)

@@ -16,7 +16,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.integrity import check_integrity
 from heddle_dask.core.journal_codec import encode, replay
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.view import Move, StrategySet
 from heddle_dask.cost.engine_cost import EngineCost, load_profile
 from heddle_dask.predictors.chosen import build_predictor

@@ -18,8 +18,8 @@ from worlds.live_world import emulated, run, until
 from heddle_dask import Rollout, SlurmCluster
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.slurm.scaling import ScalingRule
-from heddle_dask.live.driver.capacity import Patience
-from heddle_dask.live.driver.rollout_inputs import Engines
+from heddle_dask.live.driver.connection.capacity import Patience
+from heddle_dask.live.driver.inputs.rollout_inputs import Engines
 
 pytestmark = pytest.mark.slurm
 

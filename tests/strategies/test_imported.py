@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from heddle_dask.cli.main import heddle
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.recorded_sessions import recorded_sessions
-from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.live.driver.files.recorded_sessions import recorded_sessions
+from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.records.journal import Journal
 from heddle_dask.sim.rollout import Arm
 from heddle_dask.sim.sweep import parse_arms
@@ -21,7 +21,7 @@ from heddle_dask.strategies.presets import Strategy, build_strategies
 MODULE = """
 from dataclasses import dataclass
 
-from heddle_dask.core.priority import Priority
+from heddle_dask.core.nouns import Priority
 
 
 @dataclass(frozen=True)

@@ -23,17 +23,14 @@ from heddle_dask.strategies.placement.round_robin import RoundRobin
 from heddle_dask.strategies.placement.sticky import Sticky
 from heddle_dask.strategies.placement.sticky_by_count import StickyByCount
 from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoaded
-from heddle_dask.strategies.preemption.hysteresis import Hysteresis
+from heddle_dask.strategies.preemption import Hysteresis
 from heddle_dask.strategies.presets import (
     PARTS,
     PRESETS,
     Strategy,
     build_strategies,
 )
-from heddle_dask.strategies.scheduling.first_come import FirstComeFirstServed
-from heddle_dask.strategies.scheduling.group_first import GroupFirst
-from heddle_dask.strategies.scheduling.least_attained import LeastAttained
-from heddle_dask.strategies.scheduling.longest_first import LongestFirst
+from heddle_dask.strategies.scheduling import FirstComeFirstServed, GroupFirst, LeastAttained, LongestFirst
 
 BASELINES: dict[str, type] = {
     "round-robin": RoundRobin,

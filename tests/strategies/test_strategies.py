@@ -24,7 +24,7 @@ from heddle_dask.strategies.placement.round_robin import RoundRobin
 from heddle_dask.strategies.placement.sticky import Sticky, hash_weight
 from heddle_dask.strategies.placement.sticky_by_count import StickyByCount
 from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoaded
-from heddle_dask.strategies.scheduling.first_come import FirstComeFirstServed
+from heddle_dask.strategies.scheduling import FirstComeFirstServed
 
 Drawing = LeastLoad | StickyByCount | StickyLeastLoaded
 

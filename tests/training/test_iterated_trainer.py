@@ -11,7 +11,7 @@ import pytest
 from worlds.training_builders import finished_group
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.training.batch_files import batch_path, save_batch
 from heddle_dask.training.group_records import trajectory_group
 from heddle_dask.training.groups import TrainingBatch

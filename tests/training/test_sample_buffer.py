@@ -12,8 +12,8 @@ from worlds.record_builders import steady
 from worlds.training_builders import buffered
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.staleness import STALE, StalenessBound
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.core.run_description import STALE, StalenessBound
 from heddle_dask.training.buffer_events import (
     FOREIGN,
     NO_VARIANCE,

@@ -10,8 +10,8 @@ import pytest
 from worlds.training_builders import assert_same_batch, finished_group
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.staleness import StalenessBound
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.core.run_description import StalenessBound
 from heddle_dask.records.store import RunStore
 from heddle_dask.training.batch_files import load_batch
 from heddle_dask.training.groups import TrainingBatch

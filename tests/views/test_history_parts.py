@@ -12,22 +12,27 @@ from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, StepId, TrajectoryId
 from heddle_dask.core.nouns import (
+    NORMAL,
     ActionRequest,
     EngineDescription,
     HostDescription,
+    Prediction,
     StepRequest,
     TrajectorySpec,
 )
-from heddle_dask.core.prediction import Prediction
-from heddle_dask.core.priority import NORMAL
 from heddle_dask.core.resources import ResourceDemand, Resources
-from heddle_dask.views.history.failure_tally import MOST_CAUSES, OTHER, FailureTally, cause_in_words
+from heddle_dask.views.history.bounded import (
+    MOST_CAUSES,
+    OTHER,
+    FailureTally,
+    LengthSample,
+    ThinnedSeries,
+    cause_in_words,
+)
 from heddle_dask.views.history.history_pictures import longest_of, trajectory_of
-from heddle_dask.views.history.length_sample import LengthSample
 from heddle_dask.views.history.phases import PHASES
 from heddle_dask.views.history.run_history import RunHistory
 from heddle_dask.views.history.run_snapshot import LengthPair
-from heddle_dask.views.history.thinned_series import ThinnedSeries
 
 A = TrajectoryId("a")
 

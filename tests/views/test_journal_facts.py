@@ -15,9 +15,15 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.ids import EngineId, StepId, TrajectoryId
 from heddle_dask.core.journal_codec import decode, encode, gap
-from heddle_dask.core.nouns import EngineDescription, GroupId, HostDescription, StepRequest, TrajectorySpec
-from heddle_dask.core.prediction import Prediction
-from heddle_dask.core.priority import Priority
+from heddle_dask.core.nouns import (
+    EngineDescription,
+    GroupId,
+    HostDescription,
+    Prediction,
+    Priority,
+    StepRequest,
+    TrajectorySpec,
+)
 from heddle_dask.core.resources import Resources
 from heddle_dask.strategies.presets import strategies_of_run
 from heddle_dask.views.report.journal_facts import SessionFacts

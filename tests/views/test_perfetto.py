@@ -12,8 +12,7 @@ from worlds.run_builders import hostile_trajectory, outline_of, session_of, time
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.views.accounts import PHASE_TITLE, Phase
 from heddle_dask.views.report.run_figures import RunFigures
-from heddle_dask.views.trace.perfetto import Order, PerfettoTrace
-from heddle_dask.views.trace.run_trace import RunTrace
+from heddle_dask.views.trace.run_trace import Order, PerfettoTrace, RunTrace
 
 unknown_fields = pytest.importorskip("google.protobuf.unknown_fields")
 perfetto = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")

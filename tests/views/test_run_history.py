@@ -17,7 +17,7 @@ from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.journal_codec import decode
 from heddle_dask.core.transitions import TrajectoryState as State
 from heddle_dask.strategies.presets import strategies_of_run
-from heddle_dask.views.history.history_limits import REPORT_LIMITS, HistoryLimits
+from heddle_dask.views.history.bounded import REPORT_LIMITS, HistoryLimits
 from heddle_dask.views.history.history_pictures import (
     counts_of,
     engines_of,

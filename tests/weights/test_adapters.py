@@ -9,9 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.weights.adapters import adapter_pairs, merged
-from heddle_dask.weights.bfloat16 import from_float32, to_float32
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.weights.adapters import (
+    RunningModel,
+    adapter_pairs,
+    check_fits,
+    check_order,
+    from_float32,
+    merged,
+    to_float32,
+)
 from heddle_dask.weights.manifest import (
     AdapterFacts,
     ModelFacts,
@@ -21,7 +28,6 @@ from heddle_dask.weights.manifest import (
     WeightsRefused,
 )
 from heddle_dask.weights.tensor_files import RawTensor
-from heddle_dask.weights.verification import RunningModel, check_fits, check_order
 
 PREFIX = "base_model.model.model.layers.0."
 

@@ -8,7 +8,7 @@ import pytest
 from worlds.weight_builders import tensors_of
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.weights.collective import CollectiveUri, is_collective, store_uri
 from heddle_dask.weights.model_directory import model_facts
 from heddle_dask.weights.store import WeightStore

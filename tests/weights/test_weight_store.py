@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from worlds.weight_builders import model_with, perturbed, tensors_of
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.weights.manifest import AdapterFacts, ModelFacts, WeightManifest, WeightsRefused
 from heddle_dask.weights.model_directory import model_facts, model_tensors, weights_digest
 from heddle_dask.weights.store import BucketWriter, WeightStore, open_files, read_manifest

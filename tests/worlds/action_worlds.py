@@ -8,10 +8,10 @@ from typing import Any
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.integrity import check_integrity
+from heddle_dask.core.nouns import DurationProfile
 from heddle_dask.core.resources import Amounts, ResourceDemand
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.sim.fleet import ControlDelays, SimulatedFaults, SimulatedFleet, equal_engines, equal_hosts
 from heddle_dask.sim.world import SimulatedWorld

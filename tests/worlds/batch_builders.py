@@ -11,8 +11,7 @@ import numpy as np
 
 from benchmarks.predictor_scores import ranks
 from heddle_dask.cost.engine_cost import load_profile
-from heddle_dask.strategies.partition.work import Work
-from heddle_dask.strategies.partition.work_plan import WorkEngine
+from heddle_dask.strategies.partition.work import Work, WorkEngine
 
 DEGREES = (8, 4, 2, 1)
 SLOTS_PER_GPU = 100

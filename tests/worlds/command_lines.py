@@ -20,7 +20,7 @@ from heddle_dask.cli import cluster_choice
 from heddle_dask.cli.doctor import checks
 from heddle_dask.cli.main import heddle
 from heddle_dask.cli.one_line import OneLineGroup
-from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.records.store import RunStore
 
 ALL = OneLineGroup("all", commands={**heddle.commands, "benchmarks": bench})

@@ -24,15 +24,15 @@ from heddle_dask.core.nouns import (
     ActionRequest,
     EngineDescription,
     HostDescription,
+    Prediction,
     StepRequest,
     TrajectorySpec,
 )
-from heddle_dask.core.prediction import Prediction
 from heddle_dask.core.resources import Amounts, ResourceDemand, Resources
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView, Move, MoveRequest, StrategySet
-from heddle_dask.strategies.migration.transfers import choose_transfers
+from heddle_dask.strategies.migration.priced import choose_transfers
 from heddle_dask.strategies.presets import build_strategies
 
 Row = list[Any]

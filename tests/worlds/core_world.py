@@ -28,13 +28,18 @@ from worlds.core_builders import (
 from benchmarks.opponents.fixed_units import FixedUnits
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.entities import NO_RESOURCES
-from heddle_dask.core.held_steps import RECALLED
-from heddle_dask.core.nouns import ActionRequest, EngineDescription, HostDescription, StepRequest
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.nouns import (
+    ActionRequest,
+    DurationProfile,
+    EngineDescription,
+    HostDescription,
+    Prediction,
+    StepRequest,
+)
+from heddle_dask.core.placements import RECALLED
 from heddle_dask.core.resources import CPUS, MEMORY, Amounts, ResourceDemand, Resources
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.transitions import KvState, TrajectoryState
 from heddle_dask.core.view import StrategySet
 from heddle_dask.strategies.actions.elastic import ElasticUnits

@@ -21,12 +21,11 @@ from heddle_dask.engines.contract import (
     EngineUnreachable,
     GenerateRequest,
     GenerateResult,
-    KvFacts,
 )
+from heddle_dask.engines.dialect import Dialect
 from heddle_dask.engines.emulated.options import EmulatedOptions
-from heddle_dask.engines.engine_kind import Dialect, EngineCommand, EngineOptions
 from heddle_dask.engines.kinds.emulated import EmulatedKind
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineCommand, EngineOptions, EngineSpec
 
 
 class EchoDialect:
@@ -64,9 +63,6 @@ class EchoDialect:
     def progress_of_answer(self, body: bytes) -> tuple[float, ...]:
         return ()
 
-    def kv_facts(self, configuration: Mapping[str, Any]) -> KvFacts | None:
-        return None
-
     def one_token_body(
         self,
         request_id: str,
@@ -75,9 +71,6 @@ class EchoDialect:
         kv_transfer_params: Mapping[str, Any] | None,
     ) -> bytes:
         return json.dumps({"last": int(token_ids[-1]), "count": 1}).encode()
-
-    def export_params(self) -> dict[str, Any]:
-        return {}
 
     def transfer_of_json(self, body: bytes) -> tuple[GenerateResult, Mapping[str, Any] | None]:
         return self.result_of_json(body), None

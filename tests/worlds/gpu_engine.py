@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from heddle_dask.engines.engine_kind import EngineCommand
 from heddle_dask.engines.kinds.emulated import EmulatedKind
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineCommand, EngineSpec
 
 CHOSEN_SLOTS = 7
 CHOSEN_CONTEXT_TOKENS = 777

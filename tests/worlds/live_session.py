@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 from heddle_dask.core.events import Event
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.run_description import RunDescription
+from heddle_dask.core.run_description import RetryPolicy, RunDescription
 from heddle_dask.live.scheduler.cluster_control import ClusterControl
 from heddle_dask.live.scheduler.session import Session
-from heddle_dask.live.scheduler.session_events import SessionEvents
 from heddle_dask.strategies.described import strategies_of_description
 
 
@@ -19,13 +15,10 @@ class LoneSession:
     def __init__(self, control: ClusterControl, name: str, run: RunDescription) -> None:
         self.control = control
         self.session = Session(name, f"client of {name}", control.controller, control.now, run)
-        control.join(cast(SessionEvents, self))
+        control.join(self.session)
 
     def feed(self, event: Event) -> None:
         self.control.feed(self.session.names.qualify(event))
-
-    def carry_out(self, command: Any) -> None:
-        """Nobody is there."""
 
 
 def first_session(run: RunDescription) -> LoneSession:

@@ -15,10 +15,11 @@ import numpy as np
 import psutil
 from distributed import Client
 
+from heddle_dask.engines import watchdog
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.records.journal import read_journal
 from heddle_dask.records.trajectory import TrajectoryRecord
 
@@ -56,21 +57,32 @@ async def until(condition: Callable[[], Any]) -> Any:
     raise AssertionError("condition not met within a minute")
 
 
+idle_clusters: set[str] = set()
+"""Directories of shared clusters that no test uses now: their processes are not there for a test that looks."""
+
+
 def descendants(word: str) -> list[psutil.Process]:
     """Our own descendants whose command line holds `word`."""
     found = []
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
-            if any(word in part for part in process.cmdline()):
+            line = process.cmdline()
+            idle = any(directory in part for part in line for directory in idle_clusters)
+            if not idle and any(word in part for part in line):
                 found.append(process)
     return found
 
 
 def worker_process(name: str) -> psutil.Process:
-    """The process that runs a Dask worker: the nanny's only child that is no engine."""
-    # The watchdog around it has the same words in its command line, later.
-    (nanny,) = [p for p in descendants(name) if p.cmdline()[1:4] == ["-m", "dask", "worker"]]
-    (worker,) = [c for c in nanny.children() if not any("resource_tracker" in part for part in c.cmdline())]
+    """The process that runs a Dask worker: a nanny's only child that is no engine, or where there is none, itself."""
+    around = [p for p in descendants(name) if watchdog.__file__ in p.cmdline() and "dask" in p.cmdline()]
+    inside = [child for p in around for child in p.children() if watchdog.__file__ not in child.cmdline()]
+    (started,) = [
+        p for p in inside if "--no-nanny" in around[0].cmdline() or p.cmdline()[1:3] == ["-m", "dask"]
+    ]
+    if "--no-nanny" in around[0].cmdline():
+        return started
+    (worker,) = [c for c in started.children() if not any("resource_tracker" in part for part in c.cmdline())]
     return worker
 
 

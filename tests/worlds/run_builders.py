@@ -12,9 +12,15 @@ from heddle_dask.core import commands as cm
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import EngineId, HostId, StepId, TrajectoryId
 from heddle_dask.core.journal_codec import encode
-from heddle_dask.core.nouns import EngineDescription, GroupId, HostDescription, StepRequest, TrajectorySpec
-from heddle_dask.core.prediction import Prediction
-from heddle_dask.core.priority import Priority
+from heddle_dask.core.nouns import (
+    EngineDescription,
+    GroupId,
+    HostDescription,
+    Prediction,
+    Priority,
+    StepRequest,
+    TrajectorySpec,
+)
 from heddle_dask.core.resources import Resources
 from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryOutline, TrajectoryRecord
 from heddle_dask.views.report.journal_facts import SessionFacts

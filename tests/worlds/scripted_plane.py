@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import cloudpickle
@@ -13,10 +14,11 @@ import numpy as np
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.live.driver.context import LiveContext
-from heddle_dask.live.driver.pools import Pools
-from heddle_dask.live.driver.services import Budget, Recorded, Sampling, Services
+from heddle_dask.core.run_description import RetryPolicy
+from heddle_dask.engines.contract import GenerateResult
+from heddle_dask.live.driver.inputs.pools import Pools
+from heddle_dask.live.driver.programs.context import LiveContext
+from heddle_dask.live.driver.programs.services import Budget, Recorded, Sampling, Services
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
 
 NEVER: Any = object()
@@ -52,9 +54,7 @@ class ScriptedPlane:
         if answer is NEVER:
             await asyncio.Event().wait()
         result = answer(call, context)
-        self.held[call.step_id.trajectory_id] = (
-            context + np.frombuffer(result.token_ids, dtype="<i4").tolist()
-        )
+        self.held[call.step_id.trajectory_id] = [*context, *result.generated.token_ids]
         return result
 
     def fork(self, spec: TrajectorySpec, parent: str) -> None:
@@ -75,12 +75,11 @@ class ScriptedPlane:
 
 
 def sampled(*ids: int, status: Any = "ok", reason: str = "length", **facts: Any) -> Callable[..., StepResult]:
-    values = np.array(ids, dtype="<i4").tobytes()
-    logprobs = np.full(len(ids), -0.5, dtype="<f4").tobytes()
-    known = {"queue_s": 0.0, "prefill_s": 0.1, "decode_s": 0.2, "engine_id": "e1"}
-    return lambda call, context: StepResult(
-        status=status, token_ids=values, logprobs=logprobs, finish_reason=reason, **{**known, **facts}
-    )
+    result = StepResult(status, "e1")
+    of_result = {name: facts.pop(name) for name in list(facts) if hasattr(result, name)}
+    known = {"cached_tokens": 0, "policy_version": 0, "queue_s": 0.0, "prefill_s": 0.1, "decode_s": 0.2}
+    made = GenerateResult(ids, (-0.5,) * len(ids), finish_reason=reason, **{**known, **facts})
+    return lambda call, context: replace(result, generated=made.packed(), **of_result)
 
 
 def lost(status: Any) -> Callable[..., StepResult]:

@@ -17,16 +17,16 @@ from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, HostDescription
-from heddle_dask.core.pools import ModelService
 from heddle_dask.core.resources import (
     COPY_BYTES,
     GPUS,
     MODELS_PER_GPU,
     Amounts,
+    ModelService,
     ResourceDemand,
     Resources,
 )
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 
 Pick = Callable[[Sequence[Any]], Any]
 

@@ -13,10 +13,9 @@ from worlds.core_world import WEIGHTS, WORLDS, Pick, Program, World, strategies_
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
-from heddle_dask.core.held_steps import most_sent
 from heddle_dask.core.ids import FIRST_RUN, RunId
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.run_description import RunDescription
+from heddle_dask.core.placements import most_sent
+from heddle_dask.core.run_description import RetryPolicy, RunDescription
 from heddle_dask.core.run_record import plain_name, qualified
 from heddle_dask.core.view import StrategySet
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.training.trainer_spec import TrainerSpec
 
 

@@ -12,14 +12,17 @@ from worlds.core_world import WEIGHTS, Pick, Program, Step, World, strategies_of
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.ids import FIRST_RUN
+from heddle_dask.core.ids import FIRST_RUN, PolicyVersion
 from heddle_dask.core.nouns import EngineDescription
-from heddle_dask.core.policy_version import PolicyVersion
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.run_description import RunDescription
-from heddle_dask.core.staleness import REDUNDANT, STALE, StalenessBound
+from heddle_dask.core.run_description import (
+    REDUNDANT,
+    STALE,
+    RetryPolicy,
+    RunDescription,
+    StalenessBound,
+    WeightUpdatePolicy,
+)
 from heddle_dask.core.transitions import TrajectoryState
-from heddle_dask.core.weight_policy import WeightUpdatePolicy
 
 TRAINING_MOVES: Final = {
     "optimizer_step": 4.0,

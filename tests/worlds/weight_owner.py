@@ -12,8 +12,9 @@ import pytest
 from tornado.ioloop import IOLoop
 from worlds.weight_builders import perturbed
 
-from heddle_dask.core.ids import EngineId
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.commands import FetchWeights, InstallWeights
+from heddle_dask.core.events import WeightsFetched, WeightsInstalled
+from heddle_dask.core.ids import EngineId, PolicyVersion
 from heddle_dask.engines import wire
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import (
@@ -26,13 +27,7 @@ from heddle_dask.engines.contract import (
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import VllmOptions
-from heddle_dask.live.wire.codec import Message
-from heddle_dask.live.wire.weight_messages import (
-    FetchWeightsOrder,
-    InstallWeightsOrder,
-    WeightsFetchedReport,
-    WeightsInstalledReport,
-)
+from heddle_dask.live.wire.envelopes import Report, Reported
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.engine_host import EngineHost, Watch
 from heddle_dask.live.worker.weight_keeper import WeightKeeper
@@ -90,7 +85,7 @@ class Owner:
     engine_id: str = ""
     client: EngineClient | None = None
     incarnations: int = 0
-    reports: list[Message] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     watch: Watch = WATCH
 
@@ -179,29 +174,29 @@ class Owner:
             version(number), perturbed(base, number), model_facts(base), bucket_bytes=1_000_000
         )
 
-    async def report(self) -> Message:
+    async def report(self) -> Reported:
         while not self.reports:
             await asyncio.sleep(0.005)
-        return self.reports.pop(0)
+        return self.reports.pop(0).event
 
     async def fetch(self, number: int, uri: str) -> str:
         """Carry out an order; returns the cause of its failure."""
         return await self.fetch_version(version(number), uri)
 
     async def fetch_version(self, wanted: PolicyVersion, uri: str) -> str:
-        self.weights.fetch("", FetchWeightsOrder(EngineId(self.engine_id), wanted, uri))
+        self.weights.fetch(FetchWeights(EngineId(self.engine_id), wanted, uri))
         report = await self.report()
-        assert isinstance(report, WeightsFetchedReport) and report.version == wanted
+        assert isinstance(report, WeightsFetched) and report.version == wanted
         assert "\n" not in report.cause
         return report.cause
 
-    async def install(self, number: int, keep_kv: bool = False) -> WeightsInstalledReport:
+    async def install(self, number: int, keep_kv: bool = False) -> WeightsInstalled:
         return await self.install_version(version(number), keep_kv)
 
-    async def install_version(self, wanted: PolicyVersion, keep_kv: bool = False) -> WeightsInstalledReport:
-        self.weights.install("", InstallWeightsOrder(EngineId(self.engine_id), wanted, keep_kv))
+    async def install_version(self, wanted: PolicyVersion, keep_kv: bool = False) -> WeightsInstalled:
+        self.weights.install(InstallWeights(EngineId(self.engine_id), wanted, keep_kv))
         report = await self.report()
-        assert isinstance(report, WeightsInstalledReport) and report.version == wanted
+        assert isinstance(report, WeightsInstalled) and report.version == wanted
         return report
 
     async def go_over(self, number: int, keep_kv: bool = False) -> float:

@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.run_description import RunDescription
-from heddle_dask.core.staleness import StalenessBound, StalenessMode
-from heddle_dask.core.weight_policy import UpdateOrder, WeightUpdatePolicy
+from heddle_dask.core.run_description import (
+    RunDescription,
+    StalenessBound,
+    StalenessMode,
+    UpdateOrder,
+    WeightUpdatePolicy,
+)
 from heddle_dask.training.plan import Mode, SwitchOrder, TrainingPlan, plan_of_mode
 
 
@@ -24,7 +28,7 @@ class TrainingRules:
     groups, members
         Groups of a batch, and trajectories of a group.
     alpha, staleness
-        The bound (`core.staleness`); with ``"async"`` only.
+        The bound (`core.run_description`); with ``"async"`` only.
     checks
         ``"turns"``: the bound is checked at all times. ``"start"``: only by the credits of a start, as AReaL does; a
         batch takes whatever finished first, and may exceed the bound.
@@ -36,7 +40,7 @@ class TrainingRules:
     keep_losers
         Redundant groups are not cancelled: they join a later batch while the bound allows it.
     keep_kv, order
-        As in `core.weight_policy`.
+        As in `core.run_description`.
     """
 
     mode: Mode = "async"

@@ -11,7 +11,7 @@ from benchmarks.rollart.training.rules import TrainingRules
 from benchmarks.rollart.training.sample_groups import DrawGroup, SampleGroup, TrainedBatch
 from benchmarks.rollart.training.times import TrainingTimes
 from benchmarks.rollart.training.world import TrainingWorld
-from heddle_dask.core.staleness import REDUNDANT, STALE
+from heddle_dask.core.run_description import REDUNDANT, STALE
 from heddle_dask.sim.program import Program
 from heddle_dask.training.loop import TrainingLoop
 from heddle_dask.training.loop_messages import (

@@ -8,8 +8,7 @@ from typing import Protocol
 from benchmarks.rollart.training.times import TrainingTimes
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.ids import EngineId, GroupId, StepId, TrajectoryId
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import EngineId, GroupId, PolicyVersion, StepId, TrajectoryId
 from heddle_dask.core.run_description import RunDescription
 from heddle_dask.core.view import StrategySet
 from heddle_dask.predictors.contract import Predictor

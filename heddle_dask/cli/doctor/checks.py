@@ -26,7 +26,7 @@ from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.engines.gpus import InstalledGpu, installed_gpus, named_gpus
 from heddle_dask.engines.vllm_command import INSTALL_GPU_BUILD, check_model, installed_vllm_build
 from heddle_dask.isolation.cgroups import CGROUP_VARIABLE, CgroupTree, find_cgroups
-from heddle_dask.isolation.machine import own_cores
+from heddle_dask.isolation.cores import own_cores
 from heddle_dask.isolation.mechanism import Mechanism
 from heddle_dask.sandbox.python_runner import sandbox_mode
 

@@ -16,7 +16,7 @@ from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
-    from heddle_dask.live.driver.run_writer import WriteMode
+    from heddle_dask.live.driver.files.run_writer import WriteMode
 
 
 _FILE = click.Path(path_type=Path)
@@ -39,7 +39,7 @@ _MODES: tuple[WriteMode, ...] = ("append", "overwrite", "resume")
 @click.option("--tasks", type=COUNT, default=16, show_default=True, help="Tasks to draw.")
 @click.option("--samples", type=COUNT, default=4, show_default=True, help="Attempts per task.")
 @click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent].")
-@engine_option("vllm")
+@engine_option()
 @click.option("--engines", type=COUNT, default=1, show_default=True, help="How many engines.")
 @click.option(
     "--slots",

@@ -13,7 +13,7 @@ from heddle_dask.core.toml_table import read_toml
 from heddle_dask.cost.engine_cost import profile_names
 from heddle_dask.cost.measured import MeasuredTable, table_names
 from heddle_dask.cost.published import model_of
-from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.spec import engine_kind
 
 
 def check_cost(cost: Mapping[str, Any] | None, model: str, engine: str) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.strategies.presets import Strategy
 
 if TYPE_CHECKING:
-    from heddle_dask.live.driver.run_writer import WriteMode
+    from heddle_dask.live.driver.files.run_writer import WriteMode
 
 Group = TypeVar("Group")
 

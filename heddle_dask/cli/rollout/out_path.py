@@ -10,7 +10,7 @@ from pathlib import Path
 
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.run_writer import WriteMode, journal_path
+from heddle_dask.live.driver.files.run_writer import WriteMode, journal_path
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.schema import is_ours
 from heddle_dask.records.store import RunStore

@@ -54,28 +54,28 @@ from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.gpus import usable_gpus
-from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.spec import engine_kind
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.environments.mix import mix_of, mixed_environment
 from heddle_dask.live.clusters.connection_file import connection_file
 from heddle_dask.live.clusters.quota_table import quotas_of_file
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan
-from heddle_dask.live.driver.capacity import Patience
-from heddle_dask.live.driver.continuation import check_continues, task_list, tokenizer_digest
-from heddle_dask.live.driver.control_channel import ClusterLost
-from heddle_dask.live.driver.encryption import UnencryptedConnection
-from heddle_dask.live.driver.pools import Pools
-from heddle_dask.live.driver.resume import batch_of
+from heddle_dask.live.driver.connection.capacity import Patience
+from heddle_dask.live.driver.connection.control_channel import ClusterLost
+from heddle_dask.live.driver.connection.encryption import UnencryptedConnection
+from heddle_dask.live.driver.files.continuation import check_continues, task_list, tokenizer_digest
+from heddle_dask.live.driver.files.resume import batch_of
+from heddle_dask.live.driver.files.run_files import software_versions
+from heddle_dask.live.driver.inputs.pools import Pools
+from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel, Engines, Output, tasks_of
+from heddle_dask.live.driver.inputs.telemetry import Telemetry
+from heddle_dask.live.driver.programs.services import Budget, Sampling
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import ChatModel, Engines, Output, tasks_of
-from heddle_dask.live.driver.run_files import software_versions
-from heddle_dask.live.driver.services import Budget, Sampling
-from heddle_dask.live.driver.telemetry import Telemetry
-from heddle_dask.live.driver.tp_degree_specs import TpDegreeSpecs
+from heddle_dask.live.driver.session.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.scheduler.warm_start import check_warm
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.strategies.affinity.checks import check_affinity
+from heddle_dask.strategies.affinity.hardware_map import check_affinity
 
 _LOST = re.compile(r"engine \S+ is lost: ")
 
@@ -266,7 +266,7 @@ class RolloutRun:
             "model": self.model,
             "tokenizer": tokenizer_digest(self.model),
             "engine": spec.to_mapping(),
-            "logprobs": engine_kind(spec.kind).logprobs(spec.options),
+            "logprobs": spec.options.logprobs,
             "sampling": asdict(self.sampling),
             "limits": self.budget.replayed,
             "chat_template_kwargs": self.chat_template_kwargs,

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.run_writer import WriteMode
+from heddle_dask.live.driver.files.run_writer import WriteMode
 
 KEPT_BYTES = 10 * 1024 * 1024
 """Of each log the last 10 MB."""

@@ -56,11 +56,11 @@ def _defaults() -> dict[str, Any]:
 
     if not dask.config.get("heddle", None):
         return {}
-    from heddle_dask.live.driver.capacity import Patience
-    from heddle_dask.live.driver.rollout_inputs import Engines, strategy_of
-    from heddle_dask.live.driver.services import Budget, Sampling
+    from heddle_dask.live.driver.connection.capacity import Patience
+    from heddle_dask.live.driver.inputs.rollout_inputs import Engines, strategy_of
+    from heddle_dask.live.driver.inputs.telemetry import Telemetry
+    from heddle_dask.live.driver.programs.services import Budget, Sampling
     from heddle_dask.live.driver.settings import configured_strategy, settings_of
-    from heddle_dask.live.driver.telemetry import Telemetry
 
     groups = {
         "budget": Budget(),

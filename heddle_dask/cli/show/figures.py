@@ -12,8 +12,8 @@ from rich.table import Table
 from heddle_dask.cli.rollout.summary import Tally
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.recorded_sessions import control_lines, own_lines
-from heddle_dask.live.driver.run_writer import journal_path
+from heddle_dask.live.driver.files.recorded_sessions import control_lines, own_lines
+from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE, account_of
 from heddle_dask.views.report.journal_facts import SessionFacts

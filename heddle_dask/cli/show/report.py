@@ -23,7 +23,7 @@ from heddle_dask.cli.show.transcript import Passage, passages, trajectory_facts
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
-from heddle_dask.engines.kinds import ENGINE_KINDS
+from heddle_dask.engines.spec import ENGINE_KINDS, engine_kind
 from heddle_dask.records.causes import message_of
 from heddle_dask.records.token_record import Attribution
 from heddle_dask.views.report.run_figures import RunFigures
@@ -180,5 +180,5 @@ def _template(model: str) -> ChatTemplate | None:
 
 def _prefill_includes_queue(engine: object) -> bool:
     """Whether the engines of a run do so; False for a kind of another package, which a stored run may not import."""
-    kind = ENGINE_KINDS.get(str(engine.get("kind"))) if isinstance(engine, dict) else None
-    return kind is not None and kind.prefill_includes_queue
+    kind = str(engine.get("kind")) if isinstance(engine, dict) else ""
+    return kind in ENGINE_KINDS and engine_kind(kind).prefill_includes_queue

@@ -19,8 +19,8 @@ from heddle_dask.cli.shared_options import print_json
 from heddle_dask.cli.top.place import Place
 from heddle_dask.cli.top.screen import WIDTH, screen
 from heddle_dask.core.errors import BadInput
+from heddle_dask.live.wire.cluster_messages import GetSnapshot
 from heddle_dask.live.wire.transport import ask_over
-from heddle_dask.live.wire.watch_messages import GetSnapshot
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0

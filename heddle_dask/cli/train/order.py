@@ -11,12 +11,10 @@ from typing import Any
 from heddle_dask.cli.model_choice import chosen_model
 from heddle_dask.cli.rollout.order import RolloutOrder
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.staleness import StalenessBound
-from heddle_dask.core.weight_policy import WeightUpdatePolicy
+from heddle_dask.core.run_description import StalenessBound, WeightUpdatePolicy
 from heddle_dask.cost.model_config import read_config
-from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.vllm_command import VllmOptions
-from heddle_dask.environments.held_out import training_name
+from heddle_dask.engines.spec import ReceivesBroadcasts, engine_kind
+from heddle_dask.environments.loading import training_name
 from heddle_dask.environments.mix import parse_mix
 from heddle_dask.live.training.trackers import check_tracker
 from heddle_dask.training.group_plan import GroupPlan
@@ -154,14 +152,10 @@ def check_store_uri(store: str | None, engine: str) -> None:
     if store is None or not is_collective(store):
         return
     CollectiveUri.parse(store)
-    if not _is_vllm(engine):
+    if not isinstance(engine_kind(engine), ReceivesBroadcasts):
         raise BadInput(
             f"--store {store}: {engine} engines receive no broadcast weights; use --engine vllm, or a directory or URL"
         )
-
-
-def _is_vllm(engine: str) -> bool:
-    return issubclass(engine_kind(engine).options_type, VllmOptions)
 
 
 def _groups(options: Mapping[str, Any], plan: TrainingPlan) -> tuple[GroupPlan, BatchRule]:
@@ -212,7 +206,9 @@ def _rollout_order(
         "tp_degrees": None,
         "token_scale": None,
         "tool_scale": None,
-        "logprobs": "processed" if _is_vllm(options["engine"]) else None,
+        "logprobs": "processed"
+        if "logprobs" in engine_kind(options["engine"]).options_type.names()
+        else None,
         "dtype": engine_dtype(options["dtype"], options["engine"], options["model"]),
     }
     store_mode = "resume" if options["resume"] and directory.rollout.exists() else "create"
@@ -229,7 +225,7 @@ def engine_dtype(asked: str, engine: str, model: str | None) -> str:
     BadInput
         See `chosen_model`.
     """
-    if asked != "auto" or not _is_vllm(engine):
+    if asked != "auto" or engine_kind(engine).takes_cost:
         return asked
     config = read_config(chosen_model(model, engine))
     return "float32" if "float32" in (config.get("dtype"), config.get("torch_dtype")) else asked

@@ -20,20 +20,19 @@ from heddle_dask.cli.rollout.progress import ProgressDisplay
 from heddle_dask.cli.rollout.run import Outcome, RolloutRun, prepare_process
 from heddle_dask.cli.show.training_report import show_training
 from heddle_dask.cli.train.order import TrainOrder, check_out_parent
-from heddle_dask.engines.model_services.backend import ServiceFailed
-from heddle_dask.engines.vllm_command import VllmOptions, vllm_options
+from heddle_dask.engines.model_services.spec import ServiceFailed
+from heddle_dask.engines.spec import ReceivesBroadcasts, engine_kind
 from heddle_dask.environments.base import Environment, Task
-from heddle_dask.environments.held_out import held_out_name
-from heddle_dask.environments.loading import load_environment
+from heddle_dask.environments.loading import held_out_name, load_environment
 from heddle_dask.environments.mix import mixed_source, parse_mix
-from heddle_dask.live.driver.continuation import tokenizer_digest
-from heddle_dask.live.driver.remote_trainer import RemoteTrainer
+from heddle_dask.live.driver.files.continuation import tokenizer_digest
+from heddle_dask.live.driver.files.run_writer import journal_path
+from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel
+from heddle_dask.live.driver.programs.services import Sampling
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.driver.rollout_inputs import ChatModel
-from heddle_dask.live.driver.run_writer import journal_path
-from heddle_dask.live.driver.services import Sampling
 from heddle_dask.live.training.evaluation import Evaluation, HeldOutTasks
 from heddle_dask.live.training.going_on import OpenedTraining, begin_anew, go_on
+from heddle_dask.live.training.remote_trainer import RemoteTrainer
 from heddle_dask.live.training.rollout_feed import StreamFeed
 from heddle_dask.live.training.sample_intake import SampleIntake
 from heddle_dask.live.training.store_check import check_store
@@ -96,7 +95,9 @@ class TrainRun(RolloutRun):
         self.source = mixed_source(order.rollout.work.env, self._load, order.rollout.seed)
         self.store = WeightStore(store_uri(order.store, order.directory.weights))
         if self.store.is_broadcast:
-            options = replace(vllm_options(self.engines.options or VllmOptions()), weight_transfer=True)
+            kind = engine_kind(self.engines.kind)
+            assert isinstance(kind, ReceivesBroadcasts)  # else the order was refused
+            options = kind.receiving(self.engines.options or kind.options_type())
             self.engines = replace(self.engines, options=options)
         check_store(self.store, self._own_lineages())
         self.held_out = self._held_out()

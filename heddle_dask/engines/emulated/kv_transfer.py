@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from heddle_dask.engines.address import EngineAddress
-from heddle_dask.engines.client import connector_to
+from heddle_dask.engines.connection import connector_to
 from heddle_dask.engines.emulated.kv_cache import BlockAllocation
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine, prompt_of
 from heddle_dask.engines.emulated.traits import EmulatedTraits

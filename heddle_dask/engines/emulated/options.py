@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.engines.engine_kind import EngineOptions
+from heddle_dask.engines.spec import EngineOptions
 
 DEFAULT_COST: Mapping[str, Any] = {"profile": "tiny-cpu"}
 
@@ -35,6 +35,10 @@ class EmulatedOptions(EngineOptions):
 
     def __post_init__(self) -> None:
         self._check_positive("time_scale")
+
+    def with_cost(self, cost: Mapping[str, Any]) -> Self:
+        """The same options with another cost."""
+        return replace(self, cost=cost)
 
 
 def emulated_options(options: EngineOptions) -> EmulatedOptions:

@@ -18,10 +18,9 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import WARM_UP_REQUEST_ID
 from heddle_dask.engines.emulated.kv_transfer import READ_PATH, EmulatedKvTransfers, TransferFailed
-from heddle_dask.engines.emulated.request_body import json_object
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine
 from heddle_dask.engines.emulated.traits import EmulatedFaults, traits_of
-from heddle_dask.engines.emulated.weight_update import EmulatedWeightUpdates, LoadFailed
+from heddle_dask.engines.emulated.weight_update import EmulatedWeightUpdates, LoadFailed, json_object
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.wire import COUNTERS_PATH, GENERATED_TOKENS, KV_USE
 

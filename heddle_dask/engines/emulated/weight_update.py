@@ -6,19 +6,38 @@ The tokens of an emulated engine do not depend on its weights; their labels do.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
 from heddle_dask.engines import wire
-from heddle_dask.engines.emulated.request_body import json_object
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine
 from heddle_dask.engines.emulated.traits import EmulatedFaults, Emulation
 from heddle_dask.weights.manifest import WeightsRefused
 from heddle_dask.weights.tensor_files import read_header
+
+
+async def json_object(request: web.Request) -> dict[str, Any]:
+    """The JSON object that was sent.
+
+    Raises
+    ------
+    BadRequest
+        It is none.
+    """
+    try:
+        value = json.loads(await request.read())
+    except ValueError as error:
+        raise BadRequest(f"JSON decode error: {error}") from error
+    if not isinstance(value, dict):
+        raise BadRequest("The body must be a JSON object.")
+    return value
+
 
 _Route = tuple[str, str, Callable[[web.Request], Awaitable[web.StreamResponse]]]
 

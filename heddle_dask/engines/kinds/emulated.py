@@ -9,21 +9,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from heddle_dask.engines import wire
+from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.defaults import with_small_defaults
-from heddle_dask.engines.emulated.options import DEFAULT_COST, EmulatedOptions, emulated_options
-from heddle_dask.engines.engine_kind import Dialect, EngineCommand, EngineKind, EngineOptions
+from heddle_dask.engines.dialect import Dialect
+from heddle_dask.engines.emulated.options import DEFAULT_COST, EmulatedOptions
+from heddle_dask.engines.spec import EngineCommand, EngineKind, EngineOptions, EngineSpec
 
 if TYPE_CHECKING:
     from heddle_dask.cost.engine_cost import EngineCost
-    from heddle_dask.engines.address import EngineAddress
     from heddle_dask.engines.emulated.traits import EmulatedTraits
-    from heddle_dask.engines.spec import EngineSpec
 
 
 @dataclass(frozen=True, slots=True)
 class EmulatedKind:
-    """See `EngineKind`."""
-
     name: str = "emulated"
     options_type: type[EngineOptions] = EmulatedOptions
     server_module: str = "heddle_dask.engines.emulated"
@@ -86,26 +84,10 @@ class EmulatedKind:
         """Cost and time scale apply; any context length is accepted."""
         return EmulatedOptions(cost=cost, time_scale=time_scale)
 
-    def logprobs(self, options: EngineOptions) -> str:
-        """Raw: they are of a model that there is not."""
-        return "raw"
-
-    def cost_of(self, options: EngineOptions) -> Mapping[str, Any] | None:
-        """The cost that the options name."""
-        return emulated_options(options).cost
-
-    def with_cost(self, options: EngineOptions, cost: Mapping[str, Any]) -> EngineOptions:
-        """The options with that cost."""
-        return replace(emulated_options(options), cost=cost)
-
-    def time_scale(self, options: EngineOptions) -> float:
-        """Real seconds for each second of the cost."""
-        return emulated_options(options).time_scale
-
     def effective_cost(self, spec: EngineSpec, cost: EngineCost) -> EngineCost:
         """Scaled to real seconds, with the emulation's KV capacity."""
         capacity_tokens = _traits_of(spec).kv_capacity_tokens
-        return replace(cost.scaled(self.time_scale(spec.options)), capacity_tokens=capacity_tokens)
+        return replace(cost.scaled(spec.options.time_scale), capacity_tokens=capacity_tokens)
 
 
 def _traits_of(spec: EngineSpec) -> EmulatedTraits:

@@ -5,28 +5,25 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import vllm_command, wire
+from heddle_dask.engines.address import EngineAddress, free_port, interface_of, port_range
 from heddle_dask.engines.defaults import with_small_defaults
-from heddle_dask.engines.engine_kind import Dialect, EngineCommand, EngineKind, EngineOptions
-from heddle_dask.engines.ports import free_port, interface_of, port_range
+from heddle_dask.engines.dialect import Dialect
+from heddle_dask.engines.spec import EngineCommand, EngineKind, EngineOptions, EngineSpec
 from heddle_dask.engines.vllm_command import VllmOptions, vllm_options
 
 if TYPE_CHECKING:
     from heddle_dask.cost.engine_cost import EngineCost
-    from heddle_dask.engines.address import EngineAddress
-    from heddle_dask.engines.spec import EngineSpec
 
 
 @dataclass(frozen=True, slots=True)
 class VllmKind:
-    """See `EngineKind`."""
-
     name: str = "vllm"
     options_type: type[EngineOptions] = VllmOptions
     server_module: str = "vllm.entrypoints"
@@ -128,21 +125,9 @@ class VllmKind:
         overrides = json.dumps({"max_position_embeddings": max_positions})
         return VllmOptions(extra_args=("--hf-overrides", overrides))
 
-    def logprobs(self, options: EngineOptions) -> str:
-        """As the options say."""
-        return vllm_options(options).logprobs
-
-    def cost_of(self, options: EngineOptions) -> Mapping[str, Any] | None:
-        """None: vLLM runs a model."""
-        return None
-
-    def with_cost(self, options: EngineOptions, cost: Mapping[str, Any]) -> EngineOptions:
-        """The options unchanged."""
-        return options
-
-    def time_scale(self, options: EngineOptions) -> float:
-        """1.0: times are real."""
-        return 1.0
+    def receiving(self, options: EngineOptions) -> EngineOptions:
+        """With the worker extension that receives."""
+        return replace(vllm_options(options), weight_transfer=True)
 
     def effective_cost(self, spec: EngineSpec, cost: EngineCost) -> EngineCost:
         """The cost unchanged."""

@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from heddle_dask.core.gpu_chunks import GpuChunk
-from heddle_dask.engines.model_services.backend import ModelBackEnd, ServiceFailed
-from heddle_dask.engines.model_services.cpu_backend import CpuBackEnd
-from heddle_dask.engines.model_services.memory_slots import MemorySlots
-from heddle_dask.engines.model_services.spec import ServiceSpec
+from heddle_dask.engines.address import private_directory
+from heddle_dask.engines.model_services.cpu_backend import CpuBackEnd, MemorySlots
+from heddle_dask.engines.model_services.spec import ModelBackEnd, ServiceFailed, ServiceSpec
 from heddle_dask.engines.model_services.vllm_backend import VllmBackEnd
-from heddle_dask.engines.private_directory import private_directory
 
 # A copy whose process lives may fail one request.
 _DEATH_TOLD_S = 2.0

@@ -20,11 +20,9 @@ from typing import Any
 
 from heddle_dask.core.gpu_chunks import GpuChunk
 from heddle_dask.engines.address import EngineAddress
-from heddle_dask.engines.engine_kind import EngineCommand
-from heddle_dask.engines.model_services.backend import Input, ServiceFailed, ServiceRefused
-from heddle_dask.engines.model_services.served_process import ServedProcess
-from heddle_dask.engines.model_services.service_client import ServiceClient
-from heddle_dask.engines.model_services.spec import ServiceSpec
+from heddle_dask.engines.model_services.served_process import ServedProcess, ServiceClient
+from heddle_dask.engines.model_services.spec import Input, ServiceFailed, ServiceRefused, ServiceSpec
+from heddle_dask.engines.spec import EngineCommand
 from heddle_dask.engines.vllm_command import VllmBuild, installed_vllm_build
 
 START_TIMEOUT_S = 1200.0

@@ -23,12 +23,11 @@ from distributed.deploy.spec import ProcessInterface, SpecCluster
 
 from heddle_dask.core.errors import BadInput, HeddleError, check_count
 from heddle_dask.core.notebook import facts_html
-from heddle_dask.core.pools import CPU_POOL, GPU_POOL, PoolMaximum, checked_pool
-from heddle_dask.core.resources import GPUS, MEMORY, Resources
+from heddle_dask.core.resources import CPU_POOL, GPU_POOL, GPUS, MEMORY, PoolMaximum, Resources, checked_pool
 from heddle_dask.engines.spec import check_hardware
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.isolation.cgroups import find_cgroups
-from heddle_dask.isolation.machine import memory_bytes as machine_memory_bytes
+from heddle_dask.isolation.cores import memory_bytes as machine_memory_bytes
 from heddle_dask.live.clusters.credentials import Credentials
 from heddle_dask.live.clusters.worker_command import QUICK_LOOP, preload_file, worker_arguments
 from heddle_dask.live.wire.cluster_messages import ExchangeDemand, QueuedCapacity

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.pools import ApiQuota, QuotaWindow
+from heddle_dask.core.resources import ApiQuota, QuotaWindow
 from heddle_dask.core.toml_table import read_toml, unknown_key
 
 QUOTAS = "quotas"

@@ -13,25 +13,24 @@ from typing import Any
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.events import EngineLost
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.task_sources import TaskSource
 from heddle_dask.live.driver.api_notices import api_line
-from heddle_dask.live.driver.attempts import attempts_of
 from heddle_dask.live.driver.batch import Batch, BatchTally
-from heddle_dask.live.driver.capacity import check_context, hardware_of, longest_context
-from heddle_dask.live.driver.continuation import source_list, task_list
-from heddle_dask.live.driver.encryption import warn_if_unencrypted
-from heddle_dask.live.driver.group_feed import GroupFeed
-from heddle_dask.live.driver.group_port import LiveGroupPort
-from heddle_dask.live.driver.group_stream import GroupStream
-from heddle_dask.live.driver.loaded_model import LoadedModel
-from heddle_dask.live.driver.notebook import rollout_html
-from heddle_dask.live.driver.open_session import OpenSession
-from heddle_dask.live.driver.pools import Pools
-from heddle_dask.live.driver.resume import batch_prefix
-from heddle_dask.live.driver.rollout_engines import RolloutEngines
-from heddle_dask.live.driver.rollout_inputs import (
+from heddle_dask.live.driver.connection.capacity import check_context, hardware_of, longest_context
+from heddle_dask.live.driver.connection.encryption import warn_if_unencrypted
+from heddle_dask.live.driver.connection.sandbox_check import check_sandbox, checked_policy
+from heddle_dask.live.driver.files.continuation import source_list, task_list
+from heddle_dask.live.driver.files.resume import batch_prefix
+from heddle_dask.live.driver.files.run_files import RunFiles, software_versions
+from heddle_dask.live.driver.groups.group_feed import GroupFeed
+from heddle_dask.live.driver.groups.group_port import LiveGroupPort
+from heddle_dask.live.driver.groups.group_stream import GroupStream
+from heddle_dask.live.driver.inputs.loaded_model import LoadedModel
+from heddle_dask.live.driver.inputs.pools import Pools
+from heddle_dask.live.driver.inputs.rollout_inputs import (
     ChatModel,
     Engines,
     Output,
@@ -41,16 +40,18 @@ from heddle_dask.live.driver.rollout_inputs import (
     strategy_of,
     tasks_of,
 )
-from heddle_dask.live.driver.run_files import RunFiles, software_versions
-from heddle_dask.live.driver.runner import AttemptFeed, Driver, ListFeed, progress_of
-from heddle_dask.live.driver.sandbox_check import check_sandbox, checked_policy
-from heddle_dask.live.driver.services import Budget, Sampling, Services
+from heddle_dask.live.driver.inputs.telemetry import SpanSender, Telemetry
+from heddle_dask.live.driver.notebook import rollout_html
+from heddle_dask.live.driver.programs.attempts import attempts_of
+from heddle_dask.live.driver.programs.services import Budget, Sampling, Services
+from heddle_dask.live.driver.runs.runner import AttemptFeed, Driver, ListFeed, progress_of
+from heddle_dask.live.driver.session.open_session import OpenSession
+from heddle_dask.live.driver.session.rollout_engines import RolloutEngines
 from heddle_dask.live.driver.stream_sync import stream_sync
-from heddle_dask.live.driver.telemetry import SpanSender, Telemetry
-from heddle_dask.live.wire.driver_messages import ApiNotice, EngineLostNotice, GetCapacity, Notice
+from heddle_dask.live.wire.driver_messages import ApiNotice, GetCapacity, Notice
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.strategies.affinity.checks import check_affinity
+from heddle_dask.strategies.affinity.hardware_map import check_affinity
 from heddle_dask.strategies.presets import Strategy
 from heddle_dask.training.group_plan import GroupPlan
 from heddle_dask.training.groups import FinishedGroup
@@ -485,7 +486,7 @@ class Rollout:
         }
 
     def _on_notice(self, notice: Notice) -> None:
-        if isinstance(notice, EngineLostNotice):
+        if isinstance(notice, EngineLost):
             self._on_progress(f"engine {notice.engine_id} is lost: {notice.reason}")
         elif isinstance(notice, ApiNotice):
             self._on_progress(api_line(notice))

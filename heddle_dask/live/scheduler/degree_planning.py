@@ -10,17 +10,20 @@ from typing import Any
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import DeployEngines, PlanDegrees
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.tp_degrees import DegreeRequest, NodeGpus
+from heddle_dask.core.nouns import DegreeRequest, NodeGpus, TrajectorySpec
 from heddle_dask.cost.engine_cost import cost_from_mapping
 from heddle_dask.live.scheduler.deployment import EngineDeployment
-from heddle_dask.live.scheduler.forecast import forecast
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.wire.driver_messages import EnginesProvided, ProvideEngines
 from heddle_dask.predictors.contract import Predictor
-from heddle_dask.strategies.partition.work_plan import WorkEngine
+from heddle_dask.predictors.features import Progress
+from heddle_dask.strategies.partition.work import WorkEngine
 from heddle_dask.strategies.tp_degrees.assignment import assign_engines, budget_of
 from heddle_dask.strategies.tp_degrees.forecast import Quantiles, needs_prediction
 from heddle_dask.strategies.tp_degrees.plan import plan_for_request
+
+# Other sources are constants, or oracles that do not know this batch yet.
+_LEARNT = ("xgboost", "group history", "prompt only")
 
 
 class DegreePlanning:
@@ -158,3 +161,34 @@ class DegreePlanning:
     def _fail(self, error: Exception) -> None:
         if self._answer is not None and not self._answer.done():
             self._answer.set_exception(error)
+
+
+async def forecast(
+    predictor: Predictor | None, specs: Sequence[TrajectorySpec], policy_version: int = 0
+) -> list[Quantiles]:
+    """Median and 0.9 quantile of the tokens of each trajectory; empty without a predictor that has learnt.
+
+    Parameters
+    ----------
+    policy_version
+        The newest that an engine has reported.
+    """
+    if predictor is None or not specs:
+        return []
+    rows = [
+        Progress(
+            spec.trajectory_id,
+            spec.group_id,
+            domain=spec.domain,
+            policy_version=policy_version,
+            prompt_tokens=spec.prompt_tokens,
+            message_tokens=spec.message_tokens,
+            context_tokens=spec.prompt_tokens,
+            max_steps=spec.max_steps,
+        )
+        for spec in specs
+    ]
+    answers = await asyncio.to_thread(predictor.predict, rows)
+    if any(answer.source not in _LEARNT for answer in answers):
+        return []
+    return [Quantiles(answer.tokens, answer.tokens_q90) for answer in answers]

@@ -8,19 +8,16 @@ from typing import assert_never
 from distributed import Scheduler
 
 from heddle_dask.core import commands as cmd
+from heddle_dask.core.events import ActionFinished
 from heddle_dask.core.ids import EngineId, HostId
-from heddle_dask.core.priority import NORMAL
+from heddle_dask.core.nouns import NORMAL
+from heddle_dask.core.run_record import plain_name
 from heddle_dask.live.scheduler.degree_planning import DegreePlanning
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.wire import _dask_internals as dask
-from heddle_dask.live.wire.codec import Message
-from heddle_dask.live.wire.driver_messages import (
-    ActionGivenUpNotice,
-    AdmittedNotice,
-    ApiNotice,
-    StepGivenUpNotice,
-)
+from heddle_dask.live.wire.driver_messages import ApiNotice
+from heddle_dask.live.wire.envelopes import UNSTAMPED, Order
 from heddle_dask.live.wire.messages import (
     SLOT_RESOURCE,
     TOOL_RESOURCE,
@@ -30,22 +27,11 @@ from heddle_dask.live.wire.messages import (
     action_key,
     step_key,
 )
-from heddle_dask.live.wire.service_messages import (
-    DropServiceCopyOrder,
-    EvictServiceOrder,
-    LoadServiceOrder,
-)
-from heddle_dask.live.wire.training_messages import TrajectoryCancelledNotice
 from heddle_dask.live.wire.transport import send
-from heddle_dask.live.wire.weight_messages import FetchWeightsOrder, InstallWeightsOrder
-from heddle_dask.live.wire.worker_messages import (
-    AbortActionOrder,
-    AbortStepOrder,
-    ActionEndedReport,
-    CloseSandboxOrder,
-    DropContextOrder,
-    MoveContextOrder,
-)
+from heddle_dask.live.wire.worker_messages import LoadServiceOrder, MoveContextOrder
+
+_OfEngine = cmd.AbortStep | cmd.DropContext | cmd.FetchWeights | cmd.InstallWeights
+_OfHost = cmd.CloseSandbox | cmd.EvictService | cmd.DropServiceCopy
 
 
 class Dispatcher:
@@ -67,7 +53,7 @@ class Dispatcher:
         session: Session,
         registry: EngineRegistry,
         degrees: DegreePlanning,
-        action_ended: Callable[[ActionEndedReport], None],
+        action_ended: Callable[[ActionFinished], None],
         released: Callable[[EngineId | HostId], None],
         time_reached: Callable[[float], None],
     ) -> None:
@@ -89,27 +75,29 @@ class Dispatcher:
                 session.predict(command.trajectory_id)
             case cmd.MoveContext():
                 self._move(command)
-            case cmd.DropContext():
-                self._drop(command)
             case cmd.RunAction():
                 self._run_action(command)
-            case cmd.AdmitTrajectory():
-                session.notify(AdmittedNotice(command.trajectory_id))
-            case cmd.AbortStep():
-                self._abort_step(command)
+            case cmd.AbortStep() | cmd.DropContext():
+                self._order_engine(session.session_id, command)
+            case cmd.FetchWeights() | cmd.InstallWeights():
+                self._order_engine("", command)
             case cmd.AbortAction():
                 address, _ = self._registry.hosts[command.host_id]
-                send(self._scheduler, AbortActionOrder(session.session_id, command.action_id), address)
-            case cmd.LoadService() | cmd.EvictService() | cmd.DropServiceCopy():
-                self._order_service(command)
+                send(self._scheduler, Order(session.session_id, command), address)
             case cmd.CloseSandbox():
-                self._close_sandbox(command)
+                self._order_host(session.session_id, command)
+            case cmd.EvictService() | cmd.DropServiceCopy():
+                self._order_host(session.controller_name, command)
+            case cmd.LoadService():
+                self._load_service(command)
+            case cmd.AdmitTrajectory() | cmd.CancelTrajectory():
+                session.notify(command)
             case cmd.GiveUpStep():
                 session.held.pop(step_key(session.session_id, command.step_id), None)
-                session.notify(StepGivenUpNotice(command.step_id, command.cause))
+                session.notify(command)
             case cmd.GiveUpAction():
                 session.held.pop(action_key(session.session_id, command.action_id), None)
-                session.notify(ActionGivenUpNotice(command.action_id, command.cause))
+                session.notify(command)
             case cmd.ReleaseEngine():
                 self._released(command.engine_id)
             case cmd.ReleaseHost():
@@ -124,19 +112,15 @@ class Dispatcher:
                 self._degrees.plan(command)
             case cmd.DeployEngines():
                 self._degrees.deploy(command)
-            case cmd.FetchWeights():
-                self._send(
-                    command.engine_id, FetchWeightsOrder(command.engine_id, command.version, command.uri)
-                )
-            case cmd.InstallWeights():
-                self._send(
-                    command.engine_id,
-                    InstallWeightsOrder(command.engine_id, command.version, command.keep_kv),
-                )
-            case cmd.CancelTrajectory():
-                session.notify(TrajectoryCancelledNotice(command.trajectory_id, command.cause))
             case _:
                 assert_never(command)
+
+    def close(self) -> None:
+        """Have the sandboxes closed that the session leaves on its hosts: its driver may have died."""
+        for place in self._session.controller.state.sandboxes.values():
+            run_id, name = plain_name(place.name)
+            if place.host is not None and run_id == self._session.run.run_id:
+                self._order_host(self._session.session_id, cmd.CloseSandbox(place.host, name))
 
     def _in_s(self, at_s: float) -> float:
         return max(0.0, at_s - self._session.now())
@@ -179,26 +163,8 @@ class Dispatcher:
         )
         if not dispatched:
             # Its program has stopped waiting: the controller learns of the free CPUs at the next turn of the loop.
-            ended = ActionEndedReport(session_id, action_id, host_id, run_s=0.0, ok=False, ran=False)
+            ended = ActionFinished(UNSTAMPED, action_id, host_id, run_s=0.0, ok=False, ran=False)
             self._scheduler.loop.add_callback(self._action_ended, ended)
-
-    def _order_service(self, command: cmd.LoadService | cmd.EvictService | cmd.DropServiceCopy) -> None:
-        """Send the order to the host; the loss of a host that is gone says all about its copies."""
-        address, _ = self._registry.hosts.get(command.host_id, ("", None))
-        name = self._session.controller_name
-        order: LoadServiceOrder | EvictServiceOrder | DropServiceCopyOrder
-        match command:
-            case cmd.LoadService():
-                spec = self._session.services[command.service]
-                order = LoadServiceOrder(
-                    name, spec, command.first_gpu, command.gpus, command.cold, command.keep
-                )
-            case cmd.EvictService():
-                order = EvictServiceOrder(name, command.service, command.first_gpu, command.gpus)
-            case cmd.DropServiceCopy():
-                order = DropServiceCopyOrder(name, command.service, command.gpus)
-        if address:
-            send(self._scheduler, order, address)
 
     def _dispatch(
         self,
@@ -223,31 +189,26 @@ class Dispatcher:
 
     def _move(self, command: cmd.MoveContext) -> None:
         """Send the order to the target's worker; the loss of its engine reports a worker that is gone."""
-        order = MoveContextOrder(
-            session=self._session.session_id,
-            trajectory_id=command.trajectory_id,
-            source=self._registry.sources.get(command.source_engine_id, ""),
-            source_engine_id=command.source_engine_id,
-            target_engine_id=command.target_engine_id,
-            kind=command.kind,
-        )
+        source = self._registry.sources.get(command.source_engine_id, "")
+        order = MoveContextOrder(self._session.session_id, command, source)
         send(self._scheduler, order, self._registry.sources[command.target_engine_id])
 
-    def _drop(self, command: cmd.DropContext) -> None:
-        """Send the order to the engine's worker; a worker that is gone has taken the context with it."""
-        order = DropContextOrder(self._session.session_id, command.trajectory_id)
-        self._send(command.engine_id, order)
-
-    def _close_sandbox(self, command: cmd.CloseSandbox) -> None:
-        """Send the order to the host's worker; one that is gone has taken the sandbox with it."""
+    def _load_service(self, command: cmd.LoadService) -> None:
+        """Send the order to the host; the loss of a host that is gone says all about its copies."""
+        session = self._session
+        order = LoadServiceOrder(session.controller_name, command, session.services[command.service])
         address, _ = self._registry.hosts.get(command.host_id, ("", None))
         if address:
-            send(self._scheduler, CloseSandboxOrder(self._session.session_id, command.sandbox), address)
-
-    def _abort_step(self, command: cmd.AbortStep) -> None:
-        self._send(command.engine_id, AbortStepOrder(self._session.session_id, command.step_id))
-
-    def _send(self, engine_id: EngineId, order: Message) -> None:
-        address = self._registry.sources.get(engine_id)
-        if address is not None:
             send(self._scheduler, order, address)
+
+    def _order_engine(self, session: str, command: _OfEngine) -> None:
+        """Send the command to the engine's worker; with one that is gone, context and weights have gone too."""
+        address = self._registry.sources.get(command.engine_id)
+        if address is not None:
+            send(self._scheduler, Order(session, command), address)
+
+    def _order_host(self, session: str, command: _OfHost) -> None:
+        """Send the command to the host's worker; one that is gone has taken everything with it."""
+        address, _ = self._registry.hosts.get(command.host_id, ("", None))
+        if address:
+            send(self._scheduler, Order(session, command), address)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from heddle_dask.core.ids import EngineId, HostId
+from heddle_dask.core.ids import EngineId, HostId, PolicyVersion
 from heddle_dask.core.nouns import EngineDescription, HostDescription
-from heddle_dask.core.policy_version import PolicyVersion
 from heddle_dask.live.wire.driver_messages import ReadyEngine
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, get_args
 
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from heddle_dask.core import events as ev
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.pools import PoolMaximum
-from heddle_dask.core.resources import GPUS
+from heddle_dask.core.nouns import TpDegreePlan
+from heddle_dask.core.resources import GPUS, PoolMaximum
 from heddle_dask.core.run_description import RunDescription
-from heddle_dask.core.tp_degrees import TpDegreePlan
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.live.scheduler import metrics
 from heddle_dask.live.scheduler.cluster_control import ClusterControl
@@ -36,14 +36,10 @@ from heddle_dask.live.scheduler.warm_start import warm_predictor
 from heddle_dask.live.scheduler.worker_drains import WorkerDrains
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire import cluster_messages as cluster
-from heddle_dask.live.wire import drain_messages as drains
 from heddle_dask.live.wire import driver_messages as driver
-from heddle_dask.live.wire import service_messages as services
 from heddle_dask.live.wire import training_messages as training
-from heddle_dask.live.wire import watch_messages as watching
-from heddle_dask.live.wire import weight_messages as weights
 from heddle_dask.live.wire import worker_messages as workers
-from heddle_dask.live.wire.codec import Message
+from heddle_dask.live.wire.envelopes import UNSTAMPED, Reported
 from heddle_dask.live.wire.messages import ENGINE_PLUGIN, ENGINE_RESOURCE, STREAM_INTERVAL_S, TOOL_RESOURCE
 from heddle_dask.live.wire.transport import Done, Handlers, ask_worker, send
 from heddle_dask.predictors.chosen import build_predictor
@@ -51,9 +47,6 @@ from heddle_dask.predictors.known import KnownWork
 from heddle_dask.strategies.described import cost_text, strategies_of_description
 
 PLUGIN_NAME = "heddle"
-
-
-M = TypeVar("M", bound=Message)
 
 
 class HeddleScheduler(SchedulerPlugin):
@@ -74,6 +67,7 @@ class HeddleScheduler(SchedulerPlugin):
     def __init__(self) -> None:
         self._control: ClusterControl | None = None
         self._sessions: dict[str, SessionEvents] = {}
+        self._left: dict[str, SessionEvents] = {}  # reports of their last steps and actions may still come
         self._registry = EngineRegistry()
         self._deployment = EngineDeployment(self._host_engine, self._retire)
         self._seats = GpuSeats(self._host_engine, self._start_failed)
@@ -101,75 +95,37 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.answer(driver.FetchUpdates, self.updates)
         handlers.answer(driver.EndSession, self.end_session)
         handlers.answer(driver.GetCapacity, self.capacity)
-        handlers.answer(watching.GetSnapshot, self.snapshot)
+        handlers.answer(cluster.GetSnapshot, self.snapshot)
         handlers.answer(driver.GetDeployedEngines, self._deployment.report)
         handlers.answer(driver.ClearEngines, self.clear_engines)
         handlers.answer(driver.ProvideEngines, self.provide_engines)
         handlers.answer(driver.OwnEngines, self.own_engines)
         handlers.answer(training.GetWeightStatus, self.weight_status)
         handlers.answer(cluster.ExchangeDemand, self.exchange_demand)
-        handlers.answer(drains.DrainWorkers, self._drains.drain)
+        handlers.answer(cluster.DrainWorkers, self._drains.drain)
         handlers.take(workers.EngineWorkerReport, self.engine_worker)
         handlers.take(workers.GpusReturnedReport, lambda worker, _: self._seats.forget_worker(worker))
         handlers.take(workers.EngineReadyReport, self.engine_ready)
-        handlers.take(workers.EngineLostReport, self.engine_lost)
         handlers.take(workers.EngineStartFailedReport, self.engine_start_failed)
-        handlers.take(weights.WeightsFetchedReport, self.weights_fetched)
-        handlers.take(weights.WeightsInstalledReport, self.weights_installed)
         handlers.take(workers.HostReadyReport, self.host_ready)
-        handlers.take(workers.HostLostReport, self.host_lost)
-        take = self._take_of_session
-        take(handlers, driver.ProgramEndedReport, SessionEvents.program_ended)
-        take(handlers, driver.TrajectoriesEndedReport, SessionEvents.trajectories_ended)
-        take(handlers, driver.TrajectoryForkedReport, SessionEvents.trajectory_forked)
-        take(handlers, driver.SandboxClosedReport, SessionEvents.sandbox_closed)
-        take(handlers, driver.StepCancelledReport, SessionEvents.step_cancelled)
-        take(handlers, training.OptimizerStepReport, SessionEvents.optimizer_step)
-        take(handlers, training.WeightsPublishedReport, SessionEvents.weights_published)
-        take(handlers, training.SwitchReport, SessionEvents.switch_requested)
-        take(handlers, training.GroupEndedReport, SessionEvents.group_ended)
-        take(handlers, training.TrajectoryRedundantReport, SessionEvents.trajectory_redundant)
-        take(handlers, training.TrainingFiguresReport, SessionEvents.training_figures)
-        take(handlers, workers.StepStartedReport, SessionEvents.step_started)
-        take(handlers, workers.StepEndedReport, SessionEvents.step_ended)
-        take(handlers, workers.StepFailedReport, SessionEvents.step_failed)
-        take(handlers, workers.ActionEndedReport, SessionEvents.action_ended)
-        take(handlers, workers.MoveEndedReport, SessionEvents.move_ended)
-        take = self._take_of_controller
-        take(handlers, services.ServiceLoadedReport, SessionEvents.service_loaded)
-        take(handlers, services.ServiceEvictedReport, SessionEvents.service_evicted)
-        take(handlers, services.ServiceLostReport, SessionEvents.service_lost)
         handlers.take(workers.ActionPayloadWantedReport, self.payload_wanted)
+        handlers.take(driver.TrajectoriesEndedReport, self.trajectories_ended)
+        handlers.take(training.TrainingFiguresReport, self.training_figures)
+        of_cluster: dict[type, Callable[[str, Any], None]] = {
+            ev.EngineLost: self.engine_lost,
+            ev.HostLost: self.host_lost,
+            ev.WeightsFetched: self.weights_fetched,
+            ev.WeightsInstalled: self.weights_installed,
+            ev.ServiceLoaded: self.service_changed,
+            ev.ServiceEvicted: self.service_changed,
+            ev.ServiceLost: self.service_changed,
+        }
+        for kind in get_args(Reported):
+            handlers.take_report(kind, of_cluster.get(kind, self.session_event))
         handlers.add_to(scheduler)
         self._foreign.workers_changed(scheduler)
         metrics.export(self.snapshots)
         ensure_page(scheduler)
-
-    def _take_of_session(
-        self, handlers: Handlers, kind: type[M], take: Callable[[SessionEvents, M], None]
-    ) -> None:
-        """Have messages of a session taken; those of a controller that is gone are dropped."""
-
-        def handle(sender: str, message: Any) -> None:
-            events = self._sessions.get(message.session)
-            if events is None and self._control is not None:
-                events = self._control.session(message.session)
-            if events is not None:
-                take(events, message)
-
-        handlers.take(kind, handle)
-
-    def _take_of_controller(
-        self, handlers: Handlers, kind: type[M], take: Callable[[SessionEvents, M], None]
-    ) -> None:
-        """Have reports about model services taken: they are no session's own."""
-
-        def handle(sender: str, message: Any) -> None:
-            control = self._control
-            if control is not None and control.name == message.session and control.open_sessions:
-                take(control.open_sessions[0], message)
-
-        handlers.take(kind, handle)
 
     # -- requests of the driver --------------------------------------------------------------------
 
@@ -197,6 +153,7 @@ class HeddleScheduler(SchedulerPlugin):
             control.check_services(request.services)
         begins = control is None
         if control is None:
+            self._left.clear()
             control = ClusterControl(request.session, strategies, request.retries)
             control.watched = self.snapshots.watch(request.session, request.strategy, control.now)
             control.watched.runs = control.shares
@@ -217,7 +174,7 @@ class HeddleScheduler(SchedulerPlugin):
                 predictor, known, events.prediction_made, events.fail, session.now
             )
         self._sessions[request.session] = events
-        control.join(events)
+        control.join(session)
         self._owned.client_joined(request.client_id)
         dask.shorten_client_report_interval(self.scheduler, request.client_id, STREAM_INTERVAL_S)
         if begins:
@@ -227,22 +184,22 @@ class HeddleScheduler(SchedulerPlugin):
 
     def _announce_workers(self, control: ClusterControl) -> None:
         if self._maxima:
-            control.maxima_declared(self._maxima)
+            control.tell(ev.PoolsDeclared(UNSTAMPED, pool_maxima=self._maxima))
         for worker, engine in self._registry.engines.values():
             if worker not in self._drains:
-                control.engine_joined(engine)
+                control.tell(ev.EngineJoined(UNSTAMPED, engine))
         for worker, host in self._registry.hosts.values():
             if worker not in self._drains:
-                control.host_joined(host)
+                control.tell(ev.HostJoined(UNSTAMPED, host))
 
     def _shared_control(self) -> ClusterControl | None:
         """What steers the sessions that are open; None where the next one is the first."""
         control = self._control
         if control is None or control.failure is not None:
             return None
-        for events in control.open_sessions:
-            if events.session.client_id not in self.scheduler.clients:
-                self._end(events)
+        for session in control.open_sessions:
+            if session.client_id not in self.scheduler.clients:
+                self._end(self._sessions[session.session_id])
         control.leave_failed()
         return control if control.open_sessions else None
 
@@ -250,15 +207,19 @@ class HeddleScheduler(SchedulerPlugin):
         """A session is over: its driver has ended it, or is gone."""
         events.session.close()
         self._sessions.pop(events.session.session_id, None)
-        events.control.leave(events)
-        if self._control is events.control and not self._control.open_sessions:
+        events.control.leave(events.session)
+        if self._control is not events.control:
+            return
+        self._left[events.session.session_id] = events
+        if not self._control.open_sessions:
+            self._left.clear()
             self._control = None
             self._clear_services()
 
-    def _others(self, session_id: str) -> list[SessionEvents]:
+    def _others(self, session_id: str) -> list[Session]:
         """The open sessions besides that one."""
         sessions = [] if self._control is None else self._control.open_sessions
-        return [events for events in sessions if events.session.session_id != session_id]
+        return [session for session in sessions if session.session_id != session_id]
 
     async def capacity(self, request: driver.GetCapacity) -> driver.Capacity:
         """Engines that answer, tool CPUs, workers by tag, and the latest failed start of each engine."""
@@ -291,13 +252,13 @@ class HeddleScheduler(SchedulerPlugin):
         if request.maxima != self._maxima:
             self._maxima = request.maxima
             if self._control is not None:
-                self._control.maxima_declared(request.maxima)
+                self._control.tell(ev.PoolsDeclared(UNSTAMPED, pool_maxima=request.maxima))
         state = None if self._control is None else self._control.controller.state
         return demand_of(self.scheduler, self._registry, state, self._drains)
 
-    async def snapshot(self, request: watching.GetSnapshot) -> watching.CurrentSnapshot:
+    async def snapshot(self, request: cluster.GetSnapshot) -> cluster.CurrentSnapshot:
         """The picture of this interval."""
-        return watching.CurrentSnapshot(self.snapshots.latest_json())
+        return cluster.CurrentSnapshot(self.snapshots.latest_json())
 
     async def own_engines(self, request: driver.OwnEngines) -> Done:
         """The engines belong to the driver of this session from now on, or no longer."""
@@ -331,7 +292,7 @@ class HeddleScheduler(SchedulerPlugin):
             return await degrees.provide(request)
         if request.asked or not running:
             raise BadInput(
-                f"session {others[0].session.session_id} uses the engines too: their TP degrees cannot change before "
+                f"session {others[0].session_id} uses the engines too: their TP degrees cannot change before "
                 "it has ended"
             )
         return driver.EnginesProvided(
@@ -362,7 +323,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._end(events)
         others = self._others(request.session)
         if others:
-            self._owned.pass_on(events.session.client_id, others[0].session.client_id)
+            self._owned.pass_on(events.session.client_id, others[0].client_id)
         return replace(last, ends_engines=not others and self._owned.is_owner(events.session.client_id))
 
     def _open(self, session_id: str) -> SessionEvents:
@@ -405,9 +366,9 @@ class HeddleScheduler(SchedulerPlugin):
         if self._control is None:
             return
         for engine_id in engines:
-            self._control.engine_left(engine_id, "its worker left", stranded=True)
+            self._control.tell_loss(ev.EngineLost(UNSTAMPED, engine_id, "its worker left", stranded=True))
         for host_id in hosts:
-            self._control.host_lost(host_id)
+            self._control.tell_loss(ev.HostLost(UNSTAMPED, host_id))
 
     def restart(self, scheduler: Scheduler) -> None:
         """A client has restarted the cluster: Dask forgets all tasks and ends all workers."""
@@ -420,14 +381,14 @@ class HeddleScheduler(SchedulerPlugin):
             self._end(events)
         others = self._others("")
         if others:
-            self._owned.pass_on(client, others[0].session.client_id)
+            self._owned.pass_on(client, others[0].client_id)
         self._owned.client_left(client)
 
     def _clear_services(self) -> None:
         """Have all hosts of model services end them: no session knows their copies any more."""
         for worker, host in self._registry.hosts.values():
             if host.resources[GPUS]:
-                send(self.scheduler, services.ClearServicesOrder(), worker)
+                send(self.scheduler, workers.ClearServicesOrder(), worker)
 
     async def close(self) -> None:
         """The scheduler ends."""
@@ -448,28 +409,28 @@ class HeddleScheduler(SchedulerPlugin):
         if self._registry.add_engine(worker, ready):
             dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
             if self._control is not None:
-                self._control.engine_joined(report.engine)
+                self._control.tell(ev.EngineJoined(UNSTAMPED, report.engine))
 
-    def engine_lost(self, worker: str, report: workers.EngineLostReport) -> None:
+    def engine_lost(self, session: str, event: ev.EngineLost) -> None:
         """The engine died under a living worker."""
-        if self._registry.engines.pop(report.engine_id, None) is not None and self._control is not None:
-            self._control.engine_died(report.engine_id, report.reason)
+        if self._registry.engines.pop(event.engine_id, None) is not None and self._control is not None:
+            self._control.engine_died(event)
 
     def engine_start_failed(self, worker: str, report: workers.EngineStartFailedReport) -> None:
         """An engine did not start: a driver that waits for capacity reads it there."""
         self._start_failed(worker, report.reason)
 
-    def weights_fetched(self, worker: str, report: weights.WeightsFetchedReport) -> None:
+    def weights_fetched(self, session: str, event: ev.WeightsFetched) -> None:
         """An engine has weights at hand, or could not get them."""
         if self._control is not None:
-            self._control.weights_fetched(report)
+            self._control.weights_fetched(event)
 
-    def weights_installed(self, worker: str, report: weights.WeightsInstalledReport) -> None:
+    def weights_installed(self, session: str, event: ev.WeightsInstalled) -> None:
         """An engine samples with other weights, or could not load them."""
-        if not report.cause:
-            self._registry.weights_installed(report.engine_id, report.version)
+        if not event.cause:
+            self._registry.weights_installed(event.engine_id, event.version)
         if self._control is not None:
-            self._control.weights_installed(report)
+            self._control.weights_installed(event)
 
     def engine_worker(self, worker: str, report: workers.EngineWorkerReport) -> None:
         """A worker waits for an order, or asks for GPUs for its own engine."""
@@ -485,15 +446,46 @@ class HeddleScheduler(SchedulerPlugin):
         if self._registry.add_host(worker, report.host, report.isolation, report.weaker):
             dask.shorten_worker_interval(self.scheduler, worker, STREAM_INTERVAL_S)
             if self._control is not None:
-                self._control.host_joined(report.host)
+                self._control.tell(ev.HostJoined(UNSTAMPED, report.host))
 
-    def host_lost(self, worker: str, report: workers.HostLostReport) -> None:
+    def host_lost(self, session: str, event: ev.HostLost) -> None:
         """A worker takes no actions any more."""
-        if self._registry.hosts.pop(report.host_id, None) is not None and self._control is not None:
-            self._control.host_lost(report.host_id)
+        if self._registry.hosts.pop(event.host_id, None) is not None and self._control is not None:
+            self._control.tell_loss(event)
+
+    def service_changed(
+        self, session: str, event: ev.ServiceLoaded | ev.ServiceEvicted | ev.ServiceLost
+    ) -> None:
+        """A host of model services has done what the controller of that session ordered, or has lost a copy."""
+        if self._control is not None and self._control.name == session:
+            self._control.tell(event)
 
     def _start_failed(self, worker: str, reason: str) -> None:
         self._registry.start_failures[worker] = reason
+
+    # -- of one session ----------------------------------------------------------------------------
+
+    def session_event(self, session: str, event: Reported) -> None:
+        """A driver or a worker reports an event; that of a controller which is gone is dropped."""
+        events = self._known(session)
+        if events is not None:
+            events.take(event)
+
+    def trajectories_ended(self, sender: str, report: driver.TrajectoriesEndedReport) -> None:
+        """The programs of trajectories have ended."""
+        events = self._known(report.session)
+        if events is not None:
+            events.trajectories_ended(report)
+
+    def training_figures(self, sender: str, report: training.TrainingFiguresReport) -> None:
+        """Figures of a training step, which decide nothing: they are shown."""
+        events = self._known(report.session)
+        if events is not None:
+            events.training_figures(report)
+
+    def _known(self, session: str) -> SessionEvents | None:
+        """A session that is open, or has left a controller that goes on."""
+        return self._sessions.get(session) or self._left.get(session)
 
     def payload_wanted(self, worker: str, report: workers.ActionPayloadWantedReport) -> None:
         """An action on `worker` waits for what the driver has kept."""
@@ -513,4 +505,4 @@ class HeddleScheduler(SchedulerPlugin):
                 del self._registry.engines[engine_id]
                 if self._control is not None:
                     reason = "its worker changes TP degree"
-                    self._control.engine_left(engine_id, reason, stranded=False)
+                    self._control.tell_loss(ev.EngineLost(UNSTAMPED, engine_id, reason, stranded=False))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from heddle_dask.core.commands import Command
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.entities import Action, Trajectory
 from heddle_dask.core.ids import StepId, TrajectoryId
@@ -36,10 +37,10 @@ LAST_REPORTS_S = 1.0
 
 
 class Closes(Protocol):
-    """What runs beside the scheduler's event loop for a session."""
+    """What works for a session."""
 
     def close(self) -> None:
-        """Stop it."""
+        """The session has ended; a second call changes nothing."""
 
 
 class Session:
@@ -62,6 +63,10 @@ class Session:
     controller_name
         Id of the session with which the controller began. Hosts of model services answer to it: a copy outlives the
         run for which it was loaded.
+    carry_out
+        Does what a command says, which is in the names of this session.
+    reclaim_stranded
+        Holds the session's tasks that Dask sent back to "no-worker" because their worker died; returns their keys.
     """
 
     def __init__(
@@ -87,7 +92,9 @@ class Session:
         self._history: SpoolReader | None = None
         self.services: dict[str, Mapping[str, Any]] = {}
         self.controller_name = session_id
-        self.sandboxes: Closes | None = None
+        self.carry_out: Callable[[Command], None] = lambda command: None
+        self.reclaim_stranded: Callable[[], Sequence[Key]] = lambda: ()
+        self.dispatcher: Closes | None = None
         self._journal: list[list[Any]] = []
         self._lines_missing = 0
         self._notices: list[Notice] = []
@@ -114,7 +121,7 @@ class Session:
         """Stop what runs beside the scheduler, and answer the driver's open poll."""
         self.closed = True
         self._due.set()
-        for beside in (self.predictions, self.degrees, self.sandboxes):
+        for beside in (self.predictions, self.degrees, self.dispatcher):
             if beside is not None:
                 beside.close()
 

@@ -1,24 +1,28 @@
-"""A predictor that has learnt before its session starts: a saved one, or from the store of a run, or from a trace."""
+"""A predictor that has learnt before its session starts: a saved one, or from the store of a run, or from a trace.
+
+The scheduler imports this module when it starts. XGBoost, SciPy and Zarr take over a second of CPU to import, so the
+functions import what needs them: in the scheduler that is in a thread (`HeddleScheduler.start_session`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Task
-from heddle_dask.environments.prompt_key import prompt_key
 from heddle_dask.environments.replay import replay_payload
+from heddle_dask.environments.splits import prompt_key
 from heddle_dask.predictors.from_steps import PastStep, PastTrajectory, finished_from_steps, past_of
-from heddle_dask.predictors.learned import LearnedPredictor
-from heddle_dask.predictors.stored import load_predictor
-from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import StepRecord, TrajectoryRecord
 from heddle_dask.workloads.planned import is_replayable, planned_trace
 from heddle_dask.workloads.recorded import trace_file
 from heddle_dask.workloads.traces import read_traces
+
+if TYPE_CHECKING:
+    from heddle_dask.predictors.learned import LearnedPredictor
 
 # No context is clipped: recorded trajectories are learnt from, whatever the engines allow.
 _ANY_CONTEXT_TOKENS = 1 << 40
@@ -39,6 +43,9 @@ def warm_predictor(source: str, options: Mapping[str, Any]) -> LearnedPredictor:
     BadInput
         The source cannot be read, or holds no trajectory to learn from.
     """
+    from heddle_dask.predictors.learned import LearnedPredictor
+    from heddle_dask.predictors.stored import load_predictor
+
     path = trace_file(source)
     if path.is_dir():
         past = _of_store(path)
@@ -64,10 +71,14 @@ def check_warm(source: str) -> None:
     """
     path = trace_file(source)
     if path.is_dir():
+        from heddle_dask.records.reader import RunReader
+
         RunReader(path)
     elif path.name.endswith((".jsonl", ".jsonl.gz")):
         next(read_traces(path), None)
     else:
+        from heddle_dask.predictors.stored import load_predictor
+
         load_predictor(source)
 
 
@@ -96,6 +107,8 @@ def past_of_trace(path: Path, token_scale: float, tool_scale: float) -> Iterator
 
 
 def _of_store(path: Path) -> Iterator[PastTrajectory]:
+    from heddle_dask.records.reader import RunReader
+
     return (_past_of_record(record) for record in RunReader(path) if _first_branch(record))
 
 

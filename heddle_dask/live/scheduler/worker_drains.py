@@ -15,11 +15,13 @@ from dataclasses import dataclass, field
 
 from distributed import Scheduler
 
+from heddle_dask.core import events as ev
 from heddle_dask.core.ids import EngineId, HostId
 from heddle_dask.live.scheduler.cluster_control import ClusterControl
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.wire import _dask_internals as dask
-from heddle_dask.live.wire.drain_messages import DrainedWorkers, DrainWorkers
+from heddle_dask.live.wire.cluster_messages import DrainedWorkers, DrainWorkers
+from heddle_dask.live.wire.envelopes import UNSTAMPED
 from heddle_dask.live.wire.messages import is_key_of
 
 _LOG = logging.getLogger(__name__)
@@ -120,7 +122,7 @@ class WorkerDrains:
             for engine_id in engines:
                 control.engine_draining(engine_id, ends_s - time.monotonic())
             for host_id in hosts:
-                control.host_draining(host_id)
+                control.tell(ev.HostDraining(UNSTAMPED, host_id))
         drain.task = asyncio.create_task(self._see_off(worker, drain))
         return drain
 
@@ -163,7 +165,7 @@ class WorkerDrains:
                 expired = True
                 for engine_id in drain.engines:
                     if engine_id in drain.holding:
-                        control.engine_expiring(engine_id)
+                        control.tell(ev.EngineExpiring(UNSTAMPED, engine_id))
             await asyncio.sleep(_LOOK_S)
 
     def _is_busy(self, worker: str, drain: _Drain) -> bool:
@@ -174,7 +176,7 @@ class WorkerDrains:
             return False
         if drain.holding and drain.control == control.name:
             return True
-        names = [events.session.session_id for events in control.open_sessions]
+        names = control.session_ids
         tasks = dask.tasks_at(self.scheduler, worker)
         return any(is_key_of(name, key) for key in tasks for name in names)
 

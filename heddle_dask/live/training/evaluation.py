@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.records.token_record import NOT_SAMPLED_VERSION

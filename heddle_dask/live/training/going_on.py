@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.records.store import RunStore, recover
 from heddle_dask.training.batch_files import batch_path, load_batch
 from heddle_dask.training.json_lines import read_lines

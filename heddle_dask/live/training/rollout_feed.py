@@ -8,7 +8,7 @@ from typing import Final
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.task_sources import TaskSource
-from heddle_dask.live.driver.group_stream import GroupStream
+from heddle_dask.live.driver.groups.group_stream import GroupStream
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.training.group_plan import GroupPlan
 from heddle_dask.training.groups import FinishedGroup
@@ -17,7 +17,7 @@ _POLL_S: Final = 0.02
 
 
 class StreamFeed:
-    """Implements `training.RolloutFeed`: open it, follow it, close it."""
+    """The stream of groups, as the loop of a training drives it: open it, follow it, close it."""
 
     def __init__(self, rollout: Rollout) -> None:
         self._rollout = rollout

@@ -6,10 +6,11 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol, assert_never
+from typing import Any, assert_never
 
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.live.training.evaluation import Evaluation
+from heddle_dask.live.training.rollout_feed import StreamFeed
 from heddle_dask.live.training.sample_intake import SampleIntake
 from heddle_dask.live.training.trackers import Tracker, tracked_numbers
 from heddle_dask.live.training.weight_control import WeightControl
@@ -41,33 +42,6 @@ from heddle_dask.training.trainer import Trainer, TrainReport
 from heddle_dask.weights.store import WeightStore
 
 
-class RolloutFeed(Protocol):
-    """The stream of groups, as the loop drives it."""
-
-    def open_batches(self, through: int) -> None:
-        """Take tasks until these batches are full."""
-        ...
-
-    async def follow(self) -> None:
-        """Let groups come, until the loop ends; raises when the rollout fails."""
-        ...
-
-    @property
-    def generated_tokens(self) -> int:
-        """Tokens that the engines sampled since this process began."""
-        ...
-
-    @property
-    def wasted_tokens(self) -> Mapping[str, int]:
-        """Of them, those that no group was delivered with, by cause."""
-        ...
-
-    @property
-    def mix_sampled(self) -> Mapping[str, int]:
-        """Tasks that were begun, by environment."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class TrainingParts:
     """What a training consists of; each part is open already.
@@ -84,7 +58,7 @@ class TrainingParts:
 
     plan: TrainingPlan
     lineage: str
-    feed: RolloutFeed
+    feed: StreamFeed
     intake: SampleIntake
     trainer: Trainer
     store: WeightStore

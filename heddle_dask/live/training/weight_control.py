@@ -9,17 +9,14 @@ from typing import Final
 from distributed import Client
 
 from heddle_dask.core.errors import HeddleError
-from heddle_dask.core.ids import GroupId
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.events import GroupEnded, OptimizerStepEnded, SwitchRequested, WeightsPublished
+from heddle_dask.core.ids import FIRST_RUN, GroupId, PolicyVersion
 from heddle_dask.core.transitions import WeightsState
+from heddle_dask.live.wire.envelopes import UNSTAMPED, Report, Reported
 from heddle_dask.live.wire.training_messages import (
     EngineWeightState,
     GetWeightStatus,
-    GroupEndedReport,
-    OptimizerStepReport,
-    SwitchReport,
     TrainingFiguresReport,
-    WeightsPublishedReport,
     WeightStatus,
 )
 from heddle_dask.live.wire.transport import ask_scheduler, send
@@ -59,15 +56,15 @@ class WeightControl:
         """
         self.stepped(version)
         if accepted:
-            send(self._client, GroupEndedReport(self._session, _RESUMED, accepted))
+            self._report(GroupEnded(UNSTAMPED, FIRST_RUN, _RESUMED, accepted))
 
     def stepped(self, version: PolicyVersion) -> None:
         """An optimiser step has ended."""
-        send(self._client, OptimizerStepReport(self._session, version))
+        self._report(OptimizerStepEnded(UNSTAMPED, FIRST_RUN, version))
 
     def published(self, version: PolicyVersion, uri: str, nbytes: int) -> None:
         """Engines may fetch these weights from now on."""
-        send(self._client, WeightsPublishedReport(self._session, version, uri, nbytes))
+        self._report(WeightsPublished(UNSTAMPED, version, uri, nbytes))
 
     def show(self, step: int, figures: Mapping[str, float]) -> None:
         """Show the figures of a training step on the dashboard."""
@@ -84,7 +81,7 @@ class WeightControl:
         NoEngineUpdated
             All engines gave up.
         """
-        send(self._client, SwitchReport(self._session, version))
+        self._report(SwitchRequested(UNSTAMPED, version))
         while not self._have(await self.status(), version):
             await asyncio.sleep(POLL_S)
 
@@ -98,6 +95,9 @@ class WeightControl:
         versions = {engine.installed for engine in status.engines}
         versions |= {engine.fetched for engine in status.engines if engine.fetched is not None}
         return {version for version in versions if version.lineage == lineage}
+
+    def _report(self, event: Reported) -> None:
+        send(self._client, Report(self._session, event))
 
     def _have(self, status: WeightStatus, version: PolicyVersion) -> bool:
         for engine in status.engines:

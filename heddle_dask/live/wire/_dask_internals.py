@@ -14,7 +14,7 @@ from distributed.core import rpc
 from distributed.scheduler import TaskState, WorkerState
 from distributed.worker_state_machine import UnpauseEvent
 
-from heddle_dask.core.priority import Priority
+from heddle_dask.core.nouns import Priority
 
 # A resource that no worker has: a task that needs it waits in state "no-worker" until it is released.
 HOLD_RESOURCE = "HEDDLE-HOLD"

@@ -1,11 +1,12 @@
-"""Messages between the cluster object that submits jobs and the scheduler plugin, which sees the work."""
+"""Messages about a cluster: of the object that submits its jobs, of workers that will leave, of those who watch."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from heddle_dask.core.pools import PoolMaximum
+from heddle_dask.core.resources import PoolMaximum
 from heddle_dask.live.wire.codec import Message, Request, WireValue
 
 
@@ -130,3 +131,55 @@ class ExchangeDemand(Request[Demand]):
     queued: QueuedCapacity
     valid_s: float
     maxima: tuple[PoolMaximum, ...] = ()
+
+
+# -- workers that will leave -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class DrainedWorkers(Message):
+    """Workers that have left without a loss, and those that still had work when their time was over; by name."""
+
+    op: ClassVar[str] = "heddle_drained_workers"
+
+    drained: tuple[str, ...]
+    late: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DrainWorkers(Request[DrainedWorkers]):
+    """Give these workers no new work, move away what they hold, and then have them leave.
+
+    Answered when all have left, or when their time is over. The same workers may be named again, with less time.
+
+    Attributes
+    ----------
+    names
+        Names of workers; those that no worker has are taken to have left.
+    ends_in_s
+        Seconds from now in which they must have left.
+    """
+
+    op: ClassVar[str] = "heddle_drain_workers"
+
+    names: tuple[str, ...]
+    ends_in_s: float
+
+
+# -- those who watch a cluster: terminals and tests, without a session --------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentSnapshot(Message):
+    """A picture of the cluster and its latest session, as `views.run_snapshot.RunSnapshot.as_json`."""
+
+    op: ClassVar[str] = "heddle_snapshot"
+
+    snapshot: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GetSnapshot(Request[CurrentSnapshot]):
+    """What does a person see of the cluster now? Without prompts and tokens."""
+
+    op: ClassVar[str] = "heddle_get_snapshot"

@@ -7,10 +7,12 @@ its fields: no position has a meaning. `transport` sends and receives messages.
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from types import NoneType, UnionType
 from typing import (
+    Annotated,
     Any,
     ClassVar,
     Generic,
@@ -23,6 +25,8 @@ from typing import (
     get_type_hints,
 )
 
+from heddle_dask.engines.contract import Packed
+
 OP = "op"
 """Under this name a mapping says of which type its message is; Dask finds the handler by it."""
 
@@ -34,7 +38,7 @@ class WireValue:
 
     def to_wire(self) -> dict[str, Any]:
         """The fields by name, in types that msgpack carries."""
-        return _to_mapping(self)
+        return to_mapping(self)
 
     @classmethod
     def from_wire(cls, mapping: Mapping[str, Any]) -> Self:
@@ -45,7 +49,7 @@ class WireValue:
         TypeError
             A field is missing or unknown: another version sent it.
         """
-        value: Self = _from_mapping(cls, mapping)
+        value: Self = from_mapping(cls, mapping)
         return value
 
 
@@ -97,7 +101,8 @@ class _Conversion(NamedTuple):
     decode: Callable[[Any], Any]
 
 
-def _to_mapping(value: Any) -> dict[str, Any]:
+def to_mapping(value: Any) -> dict[str, Any]:
+    """The fields of a dataclass or named tuple by name; those of a message with its operation."""
     kind: Any = type(value)
     mapping = {
         name: getattr(value, name) if encode is None else encode(getattr(value, name))
@@ -108,7 +113,8 @@ def _to_mapping(value: Any) -> dict[str, Any]:
     return mapping
 
 
-def _from_mapping(kind: Any, mapping: Mapping[str, Any]) -> Any:
+def from_mapping(kind: Any, mapping: Mapping[str, Any]) -> Any:
+    """The inverse of `to_mapping`; raises as `WireValue.from_wire`."""
     values = {name: value for name, value in mapping.items() if name != OP}
     for name, _, decode in _fields_of(kind):
         if decode is not None and name in values:
@@ -119,7 +125,7 @@ def _from_mapping(kind: Any, mapping: Mapping[str, Any]) -> Any:
 @functools.cache
 def _fields_of(kind: Any) -> tuple[_Field, ...]:
     """Read once for each type: a step sends several messages."""
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     names = [field.name for field in fields(kind)] if is_dataclass(kind) else kind._fields
     return tuple(_Field(name, *(_conversion(hints[name]) or (None, None))) for name in names)
 
@@ -127,6 +133,8 @@ def _fields_of(kind: Any) -> tuple[_Field, ...]:
 def _conversion(hint: Any) -> _Conversion | None:
     """How a field of this type travels; None: as it is."""
     origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated and isinstance(arguments[1], Packed):
+        return _packed(arguments[1].typecode)
     if origin in (Union, UnionType):
         return _conversion_of_union([each for each in arguments if each is not NoneType])
     if origin is tuple:
@@ -134,17 +142,29 @@ def _conversion(hint: Any) -> _Conversion | None:
     if hint is bytes:
         return _Conversion(bytes, bytes)
     if isinstance(hint, type) and (is_dataclass(hint) or hasattr(hint, "_fields")):
-        return _Conversion(_to_mapping, functools.partial(_from_mapping, hint))
+        return _Conversion(to_mapping, functools.partial(from_mapping, hint))
     if any(_conversion(each) is not None for each in arguments):
         raise TypeError(f"a message cannot have a field of type {hint}: use a tuple of one type")
     return None
 
 
+def _packed(typecode: str) -> _Conversion:
+    """Numbers as the bytes of an array; what was read is an array."""
+    return _Conversion(
+        lambda values: (values if isinstance(values, array) else array(typecode, values)).tobytes(),
+        lambda data: array(typecode, bytes(data)),
+    )
+
+
 def _conversion_of_union(kinds: list[Any]) -> _Conversion | None:
-    """One type or None; or several types of messages, distinguished by their operation."""
-    if len(kinds) > 1 and all(isinstance(kind, type) and issubclass(kind, Message) for kind in kinds):
-        by_op = {kind.op: kind for kind in kinds}
-        return _Conversion(_to_mapping, lambda mapping: _from_mapping(by_op[mapping[OP]], mapping))
+    """One type or None; or several types with fields, distinguished by their names."""
+    if len(kinds) > 1 and all(isinstance(kind, type) and is_dataclass(kind) for kind in kinds):
+        names = {kind: kind.op if issubclass(kind, Message) else kind.__name__ for kind in kinds}
+        by_name = {name: kind for kind, name in names.items()}
+        return _Conversion(
+            lambda value: {**to_mapping(value), OP: names[type(value)]},
+            lambda mapping: from_mapping(by_name[mapping[OP]], mapping),
+        )
     inner = _conversion(kinds[0]) if len(kinds) == 1 else None
     if inner is None:
         return None

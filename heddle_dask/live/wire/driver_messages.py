@@ -10,49 +10,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from heddle_dask.core.ids import ActionId, EngineId, StepId, TrajectoryId
-from heddle_dask.core.nouns import EngineDescription, TrajectorySpec
-from heddle_dask.core.pools import ApiQuota, ModelService
-from heddle_dask.core.retries import RetryPolicy
-from heddle_dask.core.staleness import StalenessBound
-from heddle_dask.core.tp_degrees import FinishedWork, TpDegreePlan
-from heddle_dask.core.weight_policy import WeightUpdatePolicy
+from heddle_dask.core.commands import AdmitTrajectory, CancelTrajectory, GiveUpAction, GiveUpStep
+from heddle_dask.core.events import (
+    EngineLost,
+    StepDelivered,
+    TrajectoryEnded,
+    WeightsFetched,
+    WeightsInstalled,
+)
+from heddle_dask.core.ids import ActionId, StepId
+from heddle_dask.core.nouns import EngineDescription, FinishedWork, TpDegreePlan, TrajectorySpec
+from heddle_dask.core.resources import ApiQuota, ModelService
+from heddle_dask.core.run_description import RetryPolicy, StalenessBound, WeightUpdatePolicy
 from heddle_dask.live.wire.cluster_messages import QueuedCapacity
 from heddle_dask.live.wire.codec import Message, Request, WireValue
-from heddle_dask.live.wire.messages import StepEnd
-from heddle_dask.live.wire.training_messages import EngineUpdatedNotice, TrajectoryCancelledNotice
 from heddle_dask.live.wire.transport import Done
 
 # -- notices: what the scheduler tells the driver --------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class AdmittedNotice(Message):
-    """The program of this trajectory may start."""
-
-    op: ClassVar[str] = "heddle-admitted"
-
-    trajectory_id: TrajectoryId
-
-
-@dataclass(frozen=True, slots=True)
-class StepGivenUpNotice(Message):
-    """The controller will not run this step."""
-
-    op: ClassVar[str] = "heddle-step-given-up"
-
-    step_id: StepId
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class ActionGivenUpNotice(Message):
-    """The controller will not run this action."""
-
-    op: ClassVar[str] = "heddle-action-given-up"
-
-    action_id: ActionId
-    cause: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +45,6 @@ class ActionResultLostNotice(Message):
     op: ClassVar[str] = "heddle-action-result-lost"
 
     action_id: ActionId
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLostNotice(Message):
-    """An engine died under a living worker."""
-
-    op: ClassVar[str] = "heddle-engine-lost-notice"
-
-    engine_id: EngineId
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,17 +70,23 @@ class ActionPayloadWantedNotice(Message):
 
 
 Notice = (
-    AdmittedNotice
-    | StepGivenUpNotice
-    | ActionGivenUpNotice
+    AdmitTrajectory
+    | GiveUpStep
+    | GiveUpAction
+    | CancelTrajectory
+    | EngineLost
+    | WeightsFetched
+    | WeightsInstalled
     | StepResultLostNotice
     | ActionResultLostNotice
-    | EngineLostNotice
     | ActionPayloadWantedNotice
     | ApiNotice
-    | TrajectoryCancelledNotice
-    | EngineUpdatedNotice
 )
+"""Commands and events cross as themselves, in the names of the session.
+
+An `EngineLost` is that of an engine that died under a living worker; a `WeightsFetched`, of one that has failed for
+good.
+"""
 
 
 # -- the session -----------------------------------------------------------------------------------
@@ -255,21 +225,9 @@ class SubmitTrajectories(Request[Done]):
 class EndedTrajectory(WireValue):
     """The program of a trajectory has ended; `piggybacked_end` as in `messages.Submission`."""
 
-    trajectory_id: TrajectoryId
-    status: str
-    piggybacked_end: StepEnd | None = None
+    event: TrajectoryEnded
     cause: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ProgramEndedReport(Message):
-    """The program of a trajectory has returned, and its reward follows; `piggybacked_end` as in `Submission`."""
-
-    op: ClassVar[str] = "heddle-program-ended"
-
-    session: str
-    trajectory_id: TrajectoryId
-    piggybacked_end: StepEnd | None = None
+    piggybacked_end: StepDelivered | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,37 +238,6 @@ class TrajectoriesEndedReport(Message):
 
     session: str
     ended: tuple[EndedTrajectory, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class TrajectoryForkedReport(Message):
-    """The program of a trajectory went on in a second context."""
-
-    op: ClassVar[str] = "heddle-trajectory-forked"
-
-    session: str
-    spec: TrajectorySpec
-    parent: TrajectoryId
-
-
-@dataclass(frozen=True, slots=True)
-class StepCancelledReport(Message):
-    """The program of a trajectory does not wait for this step any more."""
-
-    op: ClassVar[str] = "heddle-step-cancelled"
-
-    session: str
-    step_id: StepId
-
-
-@dataclass(frozen=True, slots=True)
-class SandboxClosedReport(Message):
-    """The program of a trajectory needs this sandbox no longer."""
-
-    op: ClassVar[str] = "heddle-sandbox-closed"
-
-    session: str
-    sandbox: str
 
 
 # -- engines ---------------------------------------------------------------------------------------

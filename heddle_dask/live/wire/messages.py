@@ -7,13 +7,15 @@ bytes, and token ids only as the delta that the worker does not hold yet.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
+from heddle_dask.core.events import StepDelivered, StepFinished
 from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest
 from heddle_dask.core.resources import CPUS, Resources
-from heddle_dask.engines.contract import SamplingParams, VersionSpan
+from heddle_dask.engines.contract import NOTHING_GENERATED, GenerateResult, SamplingParams
 from heddle_dask.live.wire.codec import WireValue
+from heddle_dask.live.wire.envelopes import UNSTAMPED
 
 # Dask requires a tuple: kind of the task, session, trajectory or action, step index, attempt.
 Key = tuple[str, str, str, int, int]
@@ -49,9 +51,6 @@ MEMORY_VARIABLE = "HEDDLE_TOOL_MEMORY"
 POOL_VARIABLE = "HEDDLE_TOOL_POOL"
 # Environment variable of a worker for a trainer: CPU threads of each of its processes.
 TRAINER_THREADS_VARIABLE = "HEDDLE_TRAINER_THREADS"
-
-TOKEN_BYTES = 4
-"""Token ids are little-endian int32 on the wire."""
 
 
 # -- keys ------------------------------------------------------------------------------------------
@@ -116,7 +115,7 @@ StepStatus = Literal["ok", "aborted", "engine-lost", "context-missing", "refused
 
 @dataclass(frozen=True, slots=True)
 class StepResult(WireValue):
-    """What came of a step. Ids are int32, logprobs float32, both little-endian bytes.
+    """What came of a step.
 
     Attributes
     ----------
@@ -124,6 +123,8 @@ class StepResult(WireValue):
         ``"ok"``; ``"aborted"``: stopped on request, the tokens so far are here; ``"engine-lost"``: no answer,
         ask again; ``"context-missing"``: the worker lacks the base, ask again with the whole context;
         ``"refused"``: the engine will never take it, `message` says why.
+    generated
+        What the engine returned, packed.
     run_s
         Seconds from the start of the task on its worker to the engine's answer.
     engine_s
@@ -134,47 +135,31 @@ class StepResult(WireValue):
 
     status: StepStatus
     engine_id: str = ""
-    token_ids: bytes = b""
-    logprobs: bytes = b""
-    finish_reason: str = ""
-    cached_tokens: int = 0
-    policy_version: int = 0
-    version_spans: tuple[VersionSpan, ...] = ()
-    queue_s: float = float("nan")
-    prefill_s: float = float("nan")
-    decode_s: float = float("nan")
+    generated: GenerateResult = NOTHING_GENERATED
     run_s: float = 0.0
     engine_s: float = float("nan")
     address: str = ""
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class StepEnd(WireValue):
-    """The end of a step that an engine answered, as the controller needs it.
+End = TypeVar("End", bound=StepFinished)
 
-    The worker reports it, and the driver repeats it with what the trajectory asks for next (a piggybacked step end):
-    that request may reach the scheduler before the worker's report.
+
+def step_end(kind: type[End], call: StepCall, result: StepResult) -> End:
+    """The end of a step that an engine answered, for the controller.
+
+    The worker reports it, and the driver repeats it as a `StepDelivered` with what the trajectory asks for next (a
+    piggybacked step end): that request may reach the scheduler before the worker's report.
     """
-
-    step_id: StepId
-    engine_id: EngineId
-    new_tokens: int
-    cached_tokens: int
-    finish_reason: str
-    policy_version: int
-
-    @classmethod
-    def of(cls, call: StepCall, result: StepResult) -> StepEnd:
-        """The end of the step that this result answers."""
-        return cls(
-            step_id=call.step_id,
-            engine_id=EngineId(result.engine_id),
-            new_tokens=len(result.token_ids) // TOKEN_BYTES,
-            cached_tokens=result.cached_tokens,
-            finish_reason=result.finish_reason,
-            policy_version=result.policy_version,
-        )
+    return kind(
+        UNSTAMPED,
+        step_id=call.step_id,
+        engine_id=EngineId(result.engine_id),
+        new_tokens=len(result.generated.token_ids),
+        cached_tokens=result.generated.cached_tokens,
+        finish_reason=result.generated.finish_reason,
+        policy_version=result.generated.policy_version,
+    )
 
 
 # -- actions ---------------------------------------------------------------------------------------
@@ -285,7 +270,7 @@ class Submission:
     """
 
     request: StepRequest | ActionRequest
-    piggybacked_end: StepEnd | None = None
+    piggybacked_end: StepDelivered | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,38 +4,49 @@ from __future__ import annotations
 
 import base64
 import zlib
+from array import array
 from collections.abc import Mapping
-from dataclasses import astuple
+from dataclasses import MISSING, astuple, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from heddle_dask.engines.contract import VersionSpan
+from heddle_dask.engines.contract import GenerateResult, VersionSpan
 from heddle_dask.live.wire.messages import ActionOutcome, StepResult
 
-_STEP_FIELDS = ("status", "engine_id", "finish_reason", "cached_tokens", "policy_version")
-_STEP_TIMES = ("queue_s", "prefill_s", "decode_s", "run_s")
+# What is no plain value has a form of its own below.
+_PACKED = ("token_ids", "logprobs", "version_spans")
+_FACTS = tuple(each.name for each in fields(GenerateResult) if each.name not in _PACKED)
+# Facts that came in later have a default: journals from before lack them.
+_LATER = {each.name for each in fields(GenerateResult) if each.default is not MISSING}
 
 
 def step_body(step_index: int, context: npt.NDArray[np.int32], result: StepResult) -> dict[str, Any]:
     """A step's result for the journal; `context` is what the engine saw: its length and CRC-32 are kept."""
-    body: dict[str, Any] = {name: getattr(result, name) for name in (*_STEP_FIELDS, *_STEP_TIMES)}
+    made = result.generated
+    body: dict[str, Any] = {"status": result.status, "engine_id": result.engine_id}
+    body |= {name: getattr(made, name) for name in _FACTS} | {"run_s": result.run_s}
     body |= {"step_index": step_index, "context_tokens": len(context), "context_crc": context_crc(context)}
-    body["version_spans"] = [list(astuple(span)) for span in result.version_spans]
-    body["token_ids"] = base64.b64encode(result.token_ids).decode("ascii")
-    body["logprobs"] = base64.b64encode(result.logprobs).decode("ascii")
+    body["version_spans"] = [list(astuple(span)) for span in made.version_spans]
+    body["token_ids"] = _text(np.asarray(made.token_ids, "<i4"))
+    body["logprobs"] = _text(np.asarray(made.logprobs, "<f4"))
     return body
+
+
+def _text(values: npt.NDArray[Any]) -> str:
+    return base64.b64encode(values.tobytes()).decode("ascii")
 
 
 def step_from_body(body: Mapping[str, Any]) -> StepResult:
     """Read what `step_body` made."""
-    return StepResult(
-        **{name: body[name] for name in (*_STEP_FIELDS, *_STEP_TIMES)},
+    generated = GenerateResult(
+        token_ids=array("i", base64.b64decode(body["token_ids"])),
+        logprobs=array("f", base64.b64decode(body["logprobs"])),
         version_spans=tuple(VersionSpan(*span) for span in body["version_spans"]),
-        token_ids=base64.b64decode(body["token_ids"]),
-        logprobs=base64.b64decode(body["logprobs"]),
+        **{name: body[name] for name in _FACTS if name in body or name not in _LATER},
     )
+    return StepResult(body["status"], body["engine_id"], generated, body["run_s"])
 
 
 def context_crc(context: npt.NDArray[np.int32]) -> int:

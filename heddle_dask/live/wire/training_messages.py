@@ -1,4 +1,4 @@
-"""Messages about training between the driver and the scheduler plugin: versions, groups, cancellations, credits."""
+"""Messages about training between the driver and the scheduler plugin: figures, versions of the engines, credits."""
 
 from __future__ import annotations
 
@@ -6,64 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from heddle_dask.core.ids import EngineId, GroupId, TrajectoryId
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import EngineId, PolicyVersion
 from heddle_dask.live.wire.codec import Message, Request, WireValue
-
-# -- driver to scheduler ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerStepReport(Message):
-    """The trainer has finished an optimiser step; the first report of a session names the version it begins with."""
-
-    op: ClassVar[str] = "heddle-optimizer-step"
-
-    session: str
-    version: PolicyVersion
-
-
-@dataclass(frozen=True, slots=True)
-class WeightsPublishedReport(Message):
-    """Weights are complete in the weight store; `uri` is that of their manifest."""
-
-    op: ClassVar[str] = "heddle-weights-published"
-
-    session: str
-    version: PolicyVersion
-    uri: str
-    nbytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class SwitchReport(Message):
-    """Engines are to go over to this version, or a newer one, as soon as they have fetched it."""
-
-    op: ClassVar[str] = "heddle-switch-weights"
-
-    session: str
-    version: PolicyVersion
-
-
-@dataclass(frozen=True, slots=True)
-class GroupEndedReport(Message):
-    """A group has left the driver, or the buffer (`accepted` below 0): as `core.events.GroupEnded`."""
-
-    op: ClassVar[str] = "heddle-group-ended"
-
-    session: str
-    group_id: GroupId
-    accepted: int
-
-
-@dataclass(frozen=True, slots=True)
-class TrajectoryRedundantReport(Message):
-    """The driver has enough without this trajectory."""
-
-    op: ClassVar[str] = "heddle-trajectory-redundant"
-
-    session: str
-    trajectory_id: TrajectoryId
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,37 +19,6 @@ class TrainingFiguresReport(Message):
     session: str
     step: int
     figures: Mapping[str, float]
-
-
-# -- scheduler to driver ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class TrajectoryCancelledNotice(Message):
-    """The controller wants this trajectory to stop: the driver ends its program, its LLM step and its actions.
-
-    Attributes
-    ----------
-    cause
-        `core.staleness.STALE` or `REDUNDANT`.
-    """
-
-    op: ClassVar[str] = "heddle-trajectory-cancelled-notice"
-
-    trajectory_id: TrajectoryId
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
-class EngineUpdatedNotice(Message):
-    """An engine samples with this version from now on, or has failed to fetch or install it for good (`cause`)."""
-
-    op: ClassVar[str] = "heddle-engine-updated-notice"
-
-    engine_id: EngineId
-    version: PolicyVersion
-    paused_s: float = 0.0
-    cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,11 @@ from distributed import Client, Scheduler, Worker
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.codec import OP, Answer, Message, Request
+from heddle_dask.live.wire.envelopes import Order, Ordered, Report, Reported
 
 M = TypeVar("M", bound=Message)
+Command = TypeVar("Command", bound=Ordered)
+Event = TypeVar("Event", bound=Reported)
 
 _LOG = logging.getLogger(__name__)
 
@@ -168,17 +171,27 @@ class Handlers:
         and with it the worker.
         """
 
+        self._take(kind.op, kind, handler)
+
+    def take_order(self, kind: type[Command], handler: Callable[[str, Command], None]) -> None:
+        """Hand commands of this type to `handler`, with the session in whose names they are."""
+        self._take(Order.operation(kind), Order, lambda _, order: handler(order.session, order.command))
+
+    def take_report(self, kind: type[Event], handler: Callable[[str, Event], None]) -> None:
+        """Hand events of this type to `handler`, with the session in whose names they are."""
+        self._take(Report.operation(kind), Report, lambda _, report: handler(report.session, report.event))
+
+    def _take(self, op: str, kind: type[Message], handler: Callable[[str, Any], None]) -> None:
         def take_message(*, worker: str = "", client: str = "", **mapping: Any) -> None:
+            mapping[OP] = op  # Dask has taken it out
             try:
                 message = kind.from_wire(mapping)
             except (TypeError, KeyError):
-                _LOG.exception(
-                    "message %s of %s cannot be read", kind.op, worker or client or "the scheduler"
-                )
+                _LOG.exception("message %s of %s cannot be read", op, worker or client or "the scheduler")
                 return
             handler(worker or client, message)
 
-        self._stream[kind.op] = take_message
+        self._stream[op] = take_message
 
     def add_to(self, server: Scheduler | Worker) -> None:
         """Have a running scheduler or worker use this table."""

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
+from heddle_dask.core.commands import LoadService, MoveContext
+from heddle_dask.core.ids import ActionId, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription, HostDescription
 from heddle_dask.live.wire.codec import Message, Request, WireValue
 from heddle_dask.live.wire.messages import (
     ActionOutcome,
     Key,
-    StepEnd,
     StepResult,
     action_key,
     step_key,
@@ -78,16 +78,6 @@ class EngineReadyReport(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLostReport(Message):
-    """The engine died under a living worker: each of its steps reports by itself."""
-
-    op: ClassVar[str] = "heddle-engine-lost"
-
-    engine_id: EngineId
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class EngineStartFailedReport(Message):
     """An engine did not start; the worker tries again."""
 
@@ -116,51 +106,6 @@ class HostReadyReport(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class HostLostReport(Message):
-    """A worker takes no actions any more."""
-
-    op: ClassVar[str] = "heddle-host-lost"
-
-    host_id: HostId
-
-
-# -- worker to scheduler: steps, actions, moves ----------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class StepStartedReport(Message):
-    """The engine has the step; it may still wait there for a slot."""
-
-    op: ClassVar[str] = "heddle-step-started"
-
-    session: str
-    step_id: StepId
-    engine_id: EngineId
-
-
-@dataclass(frozen=True, slots=True)
-class StepEndedReport(Message):
-    """An engine answered the step. Sent before Dask's own message that the task is done, on the same stream."""
-
-    op: ClassVar[str] = "heddle-step-ended"
-
-    session: str
-    end: StepEnd
-
-
-@dataclass(frozen=True, slots=True)
-class StepFailedReport(Message):
-    """The step ended without an answer. Sent before Dask's own message that the task is done, on the same stream."""
-
-    op: ClassVar[str] = "heddle-step-failed"
-
-    session: str
-    step_id: StepId
-    engine_id: EngineId
-    cause: str
-
-
-@dataclass(frozen=True, slots=True)
 class ActionPayloadWantedReport(Message):
     """An action has started whose payload did not come with it: the driver is to send it to this worker."""
 
@@ -168,51 +113,6 @@ class ActionPayloadWantedReport(Message):
 
     session: str
     action_id: ActionId
-
-
-@dataclass(frozen=True, slots=True)
-class ActionEndedReport(Message):
-    """An action ended on its host.
-
-    Attributes
-    ----------
-    ok
-        Whether it returned a value.
-    ran
-        False when it was aborted before it could start.
-    ended_by
-        What ended it where it is not ok, as in `ActionFinished.cause`.
-    retry_after_s
-        Seconds for which an API asks to be left alone; None: it does not say.
-    """
-
-    op: ClassVar[str] = "heddle-action-ended"
-
-    session: str
-    action_id: ActionId
-    host_id: HostId
-    run_s: float
-    ok: bool
-    ran: bool = True
-    ended_by: str = ""
-    retry_after_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MoveEndedReport(Message):
-    """A context has arrived at its new worker, or will not (`cause`)."""
-
-    op: ClassVar[str] = "heddle-move-ended"
-
-    session: str
-    trajectory_id: TrajectoryId
-    source_engine_id: EngineId
-    target_engine_id: EngineId
-    ok: bool
-    kind: str
-    seconds: float
-    tokens: int = 0
-    cause: str = ""
 
 
 # -- scheduler to worker ---------------------------------------------------------------------------
@@ -231,36 +131,6 @@ class HostEngine(Request[Done]):
 
 
 @dataclass(frozen=True, slots=True)
-class AbortStepOrder(Message):
-    """Stop the running request of a step; its call returns with the tokens so far."""
-
-    op: ClassVar[str] = "heddle-abort-step"
-
-    session: str
-    step_id: StepId
-
-
-@dataclass(frozen=True, slots=True)
-class AbortActionOrder(Message):
-    """Cancel an action."""
-
-    op: ClassVar[str] = "heddle-abort-action"
-
-    session: str
-    action_id: ActionId
-
-
-@dataclass(frozen=True, slots=True)
-class CloseSandboxOrder(Message):
-    """End what runs in a sandbox and delete it."""
-
-    op: ClassVar[str] = "heddle-close-sandbox"
-
-    session: str
-    sandbox: str
-
-
-@dataclass(frozen=True, slots=True)
 class MoveContextOrder(Message):
     """Bring a trajectory's context, and its KV cache, from another worker to the engine of this one.
 
@@ -268,28 +138,37 @@ class MoveContextOrder(Message):
     ----------
     source
         Address of that worker; empty when it has gone.
-    kind
-        ``"transfer"``: copy the KV cache; ``"recompute"``: prefill the context.
     """
 
     op: ClassVar[str] = "heddle-move-context"
 
     session: str
-    trajectory_id: TrajectoryId
+    command: MoveContext
     source: str
-    source_engine_id: EngineId
-    target_engine_id: EngineId
-    kind: str
 
 
 @dataclass(frozen=True, slots=True)
-class DropContextOrder(Message):
-    """Drop the context of a trajectory."""
+class LoadServiceOrder(Message):
+    """Make a copy of a model service resident.
 
-    op: ClassVar[str] = "heddle-drop-context"
+    Attributes
+    ----------
+    spec
+        The service (`ServiceSpec.to_mapping`).
+    """
+
+    op: ClassVar[str] = "heddle-load-service"
 
     session: str
-    trajectory_id: TrajectoryId
+    command: LoadService
+    spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ClearServicesOrder(Message):
+    """End all copies of all services: their session has ended."""
+
+    op: ClassVar[str] = "heddle-clear-services"
 
 
 # -- worker to worker ------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from distributed import Worker
 
+from heddle_dask.core.events import MoveEnded
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import (
     EngineRefused,
@@ -21,6 +22,7 @@ from heddle_dask.engines.contract import (
     KvTransferFailed,
 )
 from heddle_dask.live.wire.codec import Message
+from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.messages import StepCall
 from heddle_dask.live.wire.transport import ask_worker
 from heddle_dask.live.wire.worker_messages import (
@@ -28,7 +30,6 @@ from heddle_dask.live.wire.worker_messages import (
     ExportContext,
     ExportedContext,
     MoveContextOrder,
-    MoveEndedReport,
     TakeContext,
 )
 from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
@@ -114,39 +115,38 @@ class ContextMover:
 
     async def move(self, order: MoveContextOrder) -> None:
         """Bring the context here and report."""
-        began_s = time.perf_counter()
+        command, began_s = order.command, time.perf_counter()
         try:
             tokens, cause = await self._move(order)
         except Exception as error:
             # Unforeseen: without a report the trajectory would wait for the end of its move for ever.
-            _LOG.exception("a move of %s failed", order.trajectory_id)
+            _LOG.exception("a move of %s failed", command.trajectory_id)
             tokens, cause = 0, f"{type(error).__name__}: {error}"
-        self._report(
-            MoveEndedReport(
-                session=order.session,
-                trajectory_id=order.trajectory_id,
-                source_engine_id=order.source_engine_id,
-                target_engine_id=order.target_engine_id,
-                ok=not cause,
-                kind=order.kind,
-                seconds=time.perf_counter() - began_s,
-                tokens=tokens,
-                cause=cause,
-            )
+        ended = MoveEnded(
+            UNSTAMPED,
+            trajectory_id=command.trajectory_id,
+            target_engine_id=command.target_engine_id,
+            ok=not cause,
+            kind=command.kind,
+            seconds=time.perf_counter() - began_s,
+            tokens=tokens,
+            cause=cause,
+            source_engine_id=command.source_engine_id,
         )
+        self._report(Report(order.session, ended))
 
     async def _move(self, order: MoveContextOrder) -> tuple[int, str]:
         """Tokens brought, and why it failed."""
-        client, worker = self._owner.client, self._owner.worker
-        if client is None or worker is None or order.target_engine_id != self._owner.engine_id:
+        client, worker, command = self._owner.client, self._owner.worker, order.command
+        if client is None or worker is None or command.target_engine_id != self._owner.engine_id:
             return 0, "the target engine is gone"
         if not order.source:
             return 0, "the source worker is gone"
-        transfer = order.kind == "transfer"
+        transfer = command.kind == "transfer"
         asked_s = time.monotonic()
         try:
             exported = await ask_worker(
-                worker, order.source, ExportContext(order.session, order.trajectory_id, transfer)
+                worker, order.source, ExportContext(order.session, command.trajectory_id, transfer)
             )
         except (OSError, AttributeError) as error:
             return 0, f"the source worker is gone: {error}"
@@ -154,7 +154,7 @@ class ContextMover:
             return 0, exported.cause
         context = CachedContext.of(exported.token_ids)
         ids = context.token_ids.tolist()
-        name = f"import-{order.session}-{order.trajectory_id}-{len(ids)}"
+        name = f"import-{order.session}-{command.trajectory_id}-{len(ids)}"
         try:
             if exported.handle is not None:
                 await client.import_kv(name, ids, KvHandle.from_mapping(exported.handle, asked_s))
@@ -162,5 +162,5 @@ class ContextMover:
                 await client.warm(ids, name)
         except (KvTransferFailed, EngineRefused, EngineUnreachable) as error:
             return 0, str(error)
-        self._contexts.put(order.session, order.trajectory_id, context)
+        self._contexts.put(order.session, command.trajectory_id, context)
         return len(ids), ""

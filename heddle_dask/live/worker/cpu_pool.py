@@ -14,12 +14,10 @@ from distributed import Worker
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.resources import CPUS, MEMORY, Resources
-from heddle_dask.engines.private_directory import private_directory
+from heddle_dask.engines.address import private_directory
 from heddle_dask.isolation.cgroups import CGROUP_VARIABLE, Cgroup, CgroupTree, FoundCgroups, find_cgroups
-from heddle_dask.isolation.core_claims import CoreClaim, claim_cores
-from heddle_dask.isolation.cores import CoreAllocator
+from heddle_dask.isolation.cores import CoreAllocator, CoreClaim, claim_cores, memory_bytes, own_cores
 from heddle_dask.isolation.granted import Granted, cpu_variables
-from heddle_dask.isolation.machine import memory_bytes, own_cores
 from heddle_dask.isolation.mechanism import Mechanism
 from heddle_dask.isolation.process_tree import live_processes
 from heddle_dask.live.wire.messages import MEMORY_VARIABLE, ActionCall

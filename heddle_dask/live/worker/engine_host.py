@@ -11,7 +11,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from typing import Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import EngineInfo
-from heddle_dask.engines.kinds import engine_kind
+from heddle_dask.engines.gpus import named_gpus
 from heddle_dask.engines.node_weights import NodeWeights
 from heddle_dask.engines.process import EngineProcess, EngineStartError
 from heddle_dask.engines.progress import ProgressWatch
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.engines.weight_staging import StagedWeights, stage_weights
 
 _LOG = logging.getLogger(__name__)
@@ -274,3 +274,13 @@ def _exit(code: int) -> str:
         if code > 128:
             return f"exit code {code} ({signal.Signals(code - 128).name})"
     return f"exit code {code}"
+
+
+def visible_gpus(spec: EngineSpec, environ: Mapping[str, str]) -> Sequence[str]:
+    """The GPUs that a rollout worker tells the scheduler of: those that this process sees, by name.
+
+    None where it does not name them, or where the engine uses none.
+    """
+    if not engine_kind(spec.kind).uses_gpus():
+        return []
+    return list(named_gpus(environ) or ())

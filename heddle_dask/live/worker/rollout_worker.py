@@ -29,6 +29,8 @@ from distributed import Worker, get_worker
 from distributed.comm import get_address_host
 from distributed.diagnostics.plugin import WorkerPlugin
 
+from heddle_dask.core.commands import AbortStep, DropContext, FetchWeights, InstallWeights
+from heddle_dask.core.events import EngineLost, StepFailed, StepFinished, StepStarted
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.engines.client import EngineClient
@@ -39,13 +41,13 @@ from heddle_dask.engines.contract import (
     EngineUnreachable,
     GenerateRequest,
     GenerateResult,
+    engine_priority,
 )
 from heddle_dask.engines.gpus import usable_gpus
-from heddle_dask.engines.kinds import engine_kind
-from heddle_dask.engines.priority import engine_priority
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.codec import Message
+from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.messages import (
     ENGINE_LOGS_VARIABLE,
     ENGINE_PLUGIN,
@@ -57,19 +59,15 @@ from heddle_dask.live.wire.messages import (
     WEIGHTS_VARIABLE,
     Key,
     StepCall,
-    StepEnd,
     StepPlacement,
     StepResult,
     StepStatus,
+    step_end,
     step_key,
 )
 from heddle_dask.live.wire.result_push import Outbox
 from heddle_dask.live.wire.transport import Done, Handlers, send
-from heddle_dask.live.wire.weight_messages import FetchWeightsOrder, InstallWeightsOrder
 from heddle_dask.live.wire.worker_messages import (
-    AbortStepOrder,
-    DropContextOrder,
-    EngineLostReport,
     EngineReadyReport,
     EngineStartFailedReport,
     EngineWorkerReport,
@@ -79,18 +77,14 @@ from heddle_dask.live.wire.worker_messages import (
     HostEngine,
     MoveContextOrder,
     PushedStep,
-    StepEndedReport,
-    StepFailedReport,
     StepResults,
-    StepStartedReport,
     TakeContext,
 )
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.called_off_steps import NOT_BEGUN, CalledOffSteps
 from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
 from heddle_dask.live.worker.context_mover import ContextMover
-from heddle_dask.live.worker.engine_host import EngineHost, Watch
-from heddle_dask.live.worker.visible_gpus import visible_gpus
+from heddle_dask.live.worker.engine_host import EngineHost, Watch, visible_gpus
 from heddle_dask.live.worker.weight_keeper import WeightKeeper
 
 PLUGIN_NAME = ENGINE_PLUGIN
@@ -135,7 +129,7 @@ class RolloutWorker(WorkerPlugin):
         self.watch = watch
         self.waits = waits
         self.worker: Worker | None = None
-        self._reports: dict[Key, StepEndedReport | StepFailedReport] = {}
+        self._reports: dict[Key, Report] = {}
         self._client: EngineClient | None = None
 
     async def setup(self, worker: Worker) -> None:
@@ -167,11 +161,11 @@ class RolloutWorker(WorkerPlugin):
         handlers.answer(ExportContext, self._mover.export)
         handlers.answer(HostEngine, self.host_engine)
         handlers.answer(FetchStepResults, self.step_results)
-        handlers.take(AbortStepOrder, self.abort_step)
-        handlers.take(DropContextOrder, self.drop_context)
         handlers.take(MoveContextOrder, self.move_context)
-        handlers.take(FetchWeightsOrder, self._weights.fetch)
-        handlers.take(InstallWeightsOrder, self._weights.install)
+        handlers.take_order(AbortStep, self.abort_step)
+        handlers.take_order(DropContext, self.drop_context)
+        handlers.take_order(FetchWeights, lambda _, command: self._weights.fetch(command))
+        handlers.take_order(InstallWeights, lambda _, command: self._weights.install(command))
         handlers.add_to(worker)
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
         if self.waits:
@@ -286,12 +280,12 @@ class RolloutWorker(WorkerPlugin):
                 hardware=os.environ.get(HARDWARE_VARIABLE) or self.spec.hardware,
             )
             start_s = 0.0 if self._host is None else self._host.start_s
-            logprobs = kind.logprobs(self.spec.options)
+            logprobs = self.spec.options.logprobs
             self._send(EngineReadyReport(engine, self.spec.kind, self.spec.model, start_s, logprobs))
 
     def _on_lost(self, reason: str) -> None:
         # The slots stay published: steps that are queued here must start, find no engine and end as data.
-        self._send(EngineLostReport(EngineId(self.engine_id), reason))
+        self._send(Report("", EngineLost(UNSTAMPED, EngineId(self.engine_id), reason, stranded=False)))
         self.engine_id = ""
         self._client = None
 
@@ -333,7 +327,7 @@ class RolloutWorker(WorkerPlugin):
 
     def _told(self, call: StepCall, answer: StepResult) -> StepResult:
         """The answer, pushed to the driver, and reported when the task has ended."""
-        self._reports[call.key] = StepEndedReport(call.session, StepEnd.of(call, answer))
+        self._reports[call.key] = Report(call.session, step_end(StepFinished, call, answer))
         self._outbox.put(call.session, PushedStep(call.step_id, answer))
         return answer
 
@@ -347,7 +341,7 @@ class RolloutWorker(WorkerPlugin):
 
     def _report_started(self, call: StepCall, engine_id: EngineId) -> None:
         if call.key in self._running:
-            self._send(StepStartedReport(call.session, call.step_id, engine_id))
+            self._send(Report(call.session, StepStarted(UNSTAMPED, call.step_id, engine_id)))
 
     async def _generate(
         self, client: EngineClient, call: StepCall, context: CachedContext, priority: float
@@ -374,20 +368,13 @@ class RolloutWorker(WorkerPlugin):
         run_s: float,
     ) -> StepResult:
         assert self.worker is not None
-        ids = np.asarray(result.token_ids, dtype="<i4").tobytes()
+        generated = result.packed()
+        ids = np.asarray(generated.token_ids, dtype="<i4").tobytes()
         self._contexts.put(call.session, call.step_id.trajectory_id, context.extended(ids))
         return StepResult(
             status="aborted" if result.finish_reason == "abort" else "ok",
             engine_id=engine_id,
-            token_ids=ids,
-            logprobs=np.asarray(result.logprobs, dtype="<f4").tobytes(),
-            finish_reason=result.finish_reason,
-            cached_tokens=result.cached_tokens,
-            policy_version=result.policy_version,
-            version_spans=tuple(result.version_spans),
-            queue_s=result.queue_s,
-            prefill_s=result.prefill_s,
-            decode_s=result.decode_s,
+            generated=generated,
             run_s=run_s,
             engine_s=result.queue_s + result.prefill_s + result.decode_s,
             address=self.worker.address,
@@ -396,7 +383,8 @@ class RolloutWorker(WorkerPlugin):
     def _failed(self, call: StepCall, engine_id: EngineId, status: StepStatus, message: str) -> StepResult:
         """A result without tokens. It is not pushed: the controller must act on it before the driver asks again."""
         assert self.worker is not None
-        self._reports[call.key] = StepFailedReport(call.session, call.step_id, engine_id, status)
+        failed = StepFailed(UNSTAMPED, call.step_id, engine_id, status)
+        self._reports[call.key] = Report(call.session, failed)
         return StepResult(status=status, engine_id=engine_id, message=message, address=self.worker.address)
 
     async def step_results(self, request: FetchStepResults) -> StepResults:
@@ -405,13 +393,13 @@ class RolloutWorker(WorkerPlugin):
 
     # -- orders of the scheduler -------------------------------------------------------------------
 
-    def abort_step(self, sender: str, order: AbortStepOrder) -> None:
+    def abort_step(self, session: str, command: AbortStep) -> None:
         """Stop a step; its call returns with the tokens so far, none if it waits here for a slot.
 
         In the background: Dask handles no other message of the scheduler before this one is done, and closes the
         worker when it raises.
         """
-        key = step_key(order.session, order.step_id)
+        key = step_key(session, command.step_id)
         request_id = self._running.get(key)
         if request_id is not None and self._client is not None:
             self._background.start(self._abort(self._client, request_id))
@@ -427,6 +415,6 @@ class RolloutWorker(WorkerPlugin):
         """Bring a trajectory's context here, in the background as `abort_step` does."""
         self._background.start(self._mover.move(order))
 
-    def drop_context(self, sender: str, order: DropContextOrder) -> None:
+    def drop_context(self, session: str, command: DropContext) -> None:
         """Drop the context of a trajectory."""
-        self._contexts.drop(order.session, order.trajectory_id)
+        self._contexts.drop(session, command.trajectory_id)

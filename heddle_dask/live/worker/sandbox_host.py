@@ -11,7 +11,7 @@ from typing import Any
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.isolation.granted import granted
 from heddle_dask.sandbox.stateful.contract import SandboxFailed, SandboxSpec, StatefulSandbox
-from heddle_dask.sandbox.stateful.local_keeper import (
+from heddle_dask.sandbox.stateful.local_sandbox import (
     close_keeper_of_loop,
     keeper_of_loop,
     sandboxes_directory,
@@ -26,7 +26,7 @@ TOKEN_FILE_VARIABLE = "HEDDLE_SANDBOX_TOKEN_FILE"
 def _remote(name: str, spec: SandboxSpec) -> StatefulSandbox:
     # Of the workers, only those that use a service need the client of HTTP.
     from heddle_dask.sandbox_service.client import RemoteSandbox
-    from heddle_dask.sandbox_service.token_file import read_token
+    from heddle_dask.sandbox_service.contract import read_token
 
     path = os.environ.get(TOKEN_FILE_VARIABLE)
     if not path or not spec.root:

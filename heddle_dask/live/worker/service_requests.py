@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from heddle_dask.core.gpu_chunks import GpuChunk
-from heddle_dask.engines.model_services.backend import Input, ServiceFailed
 from heddle_dask.engines.model_services.host import ModelHost
+from heddle_dask.engines.model_services.spec import Input, ServiceFailed
 from heddle_dask.live.wire.messages import ActionPlacement
 
 

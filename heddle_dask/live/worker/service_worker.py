@@ -16,15 +16,15 @@ from typing import Any
 
 from distributed import Worker
 
+from heddle_dask.core.commands import DropServiceCopy, EvictService
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.events import ServiceEvicted, ServiceLoaded, ServiceLost
 from heddle_dask.core.gpu_chunks import GpuChunk
-from heddle_dask.core.pools import GPU_POOL
-from heddle_dask.core.resources import COPY_BYTES, GPUS, MODELS_PER_GPU, Resources
+from heddle_dask.core.resources import COPY_BYTES, GPU_POOL, GPUS, MODELS_PER_GPU, Resources
 from heddle_dask.engines.gpus import named_gpus
-from heddle_dask.engines.model_services.backend import ServiceFailed
 from heddle_dask.engines.model_services.host import SLOT_BYTES, HostDevices, ModelHost
-from heddle_dask.engines.model_services.spec import ServiceSpec
-from heddle_dask.live.wire.codec import Message
+from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceSpec
+from heddle_dask.live.wire.envelopes import UNSTAMPED, Report, Reported
 from heddle_dask.live.wire.messages import (
     COPY_BYTES_RESOURCE,
     ENGINE_LOGS_VARIABLE,
@@ -33,16 +33,8 @@ from heddle_dask.live.wire.messages import (
     SLOT_BYTES_RESOURCE,
     ActionPlacement,
 )
-from heddle_dask.live.wire.service_messages import (
-    ClearServicesOrder,
-    DropServiceCopyOrder,
-    EvictServiceOrder,
-    LoadServiceOrder,
-    ServiceEvictedReport,
-    ServiceLoadedReport,
-    ServiceLostReport,
-)
 from heddle_dask.live.wire.transport import Handlers, send
+from heddle_dask.live.wire.worker_messages import ClearServicesOrder, LoadServiceOrder
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.service_requests import ServiceHandle
 from heddle_dask.live.worker.tool_worker import ToolWorker
@@ -97,9 +89,9 @@ class ServiceWorker(ToolWorker):
     def add_handlers(self, handlers: Handlers) -> None:
         """Take the orders about services."""
         handlers.take(LoadServiceOrder, self.load_service)
-        handlers.take(EvictServiceOrder, self.evict_service)
-        handlers.take(DropServiceCopyOrder, self.drop_copy)
         handlers.take(ClearServicesOrder, self.clear_services)
+        handlers.take_order(EvictService, self.evict_service)
+        handlers.take_order(DropServiceCopy, self.drop_copy)
 
     def offered(self, placement: ActionPlacement) -> dict[str, Any]:
         """The granted copy, for a parameter ``service``; the granted GPUs, for a parameter ``gpus``."""
@@ -109,42 +101,41 @@ class ServiceWorker(ToolWorker):
     def load_service(self, sender: str, order: LoadServiceOrder) -> None:
         """Make a copy resident, beside the handling of messages."""
         self._session = order.session
-        self._order(GpuChunk(order.first_gpu, order.gpus), lambda: self._load(order))
+        chunk = GpuChunk(order.command.first_gpu, order.command.gpus)
+        self._order(chunk, lambda: self._load(order, chunk))
 
-    async def _load(self, order: LoadServiceOrder) -> None:
-        chunk, cause, began_s = GpuChunk(order.first_gpu, order.gpus), "", time.perf_counter()
-        name = str(order.spec["name"])
+    async def _load(self, order: LoadServiceOrder, chunk: GpuChunk) -> None:
+        command, cause, began_s = order.command, "", time.perf_counter()
         try:
             spec = ServiceSpec.from_mapping(order.spec)
             spec.check_model()
-            await self._host.load(spec, chunk, cold=order.cold, keep=order.keep)
+            await self._host.load(spec, chunk, cold=command.cold, keep=command.keep)
         except (BadInput, ServiceFailed) as error:
             cause = str(error)
-        self._send(
-            ServiceLoadedReport(
-                order.session,
-                self.host_id,
-                name,
-                chunk.first,
-                chunk.gpus,
-                ok=not cause,
-                seconds=time.perf_counter() - began_s,
-                cause=cause,
-            )
+        loaded = ServiceLoaded(
+            UNSTAMPED,
+            self.host_id,
+            command.service,
+            chunk.first,
+            chunk.gpus,
+            ok=not cause,
+            seconds=time.perf_counter() - began_s,
+            cause=cause,
         )
+        self._report(order.session, loaded)
 
-    def evict_service(self, sender: str, order: EvictServiceOrder) -> None:
+    def evict_service(self, session: str, command: EvictService) -> None:
         """Free the memory of a copy, beside the handling of messages."""
-        self._order(GpuChunk(order.first_gpu, order.gpus), lambda: self._evict(order))
+        chunk = GpuChunk(command.first_gpu, command.gpus)
+        self._order(chunk, lambda: self._evict(session, command.service, chunk))
 
-    async def _evict(self, order: EvictServiceOrder) -> None:
-        chunk = GpuChunk(order.first_gpu, order.gpus)
-        await self._host.evict(order.service, chunk)
-        self._send(ServiceEvictedReport(order.session, self.host_id, order.service, chunk.first, chunk.gpus))
+    async def _evict(self, session: str, service: str, chunk: GpuChunk) -> None:
+        await self._host.evict(service, chunk)
+        self._report(session, ServiceEvicted(UNSTAMPED, self.host_id, service, chunk.first, chunk.gpus))
 
-    def drop_copy(self, sender: str, order: DropServiceCopyOrder) -> None:
+    def drop_copy(self, session: str, command: DropServiceCopy) -> None:
         """Free a copy in host memory, after the orders before."""
-        self._order(None, lambda: self._host.drop_copies(order.service, order.gpus))
+        self._order(None, lambda: self._host.drop_copies(command.service, command.gpus))
 
     def clear_services(self, sender: str, order: ClearServicesOrder) -> None:
         """End all services, after the orders before and before those that follow."""
@@ -156,13 +147,12 @@ class ServiceWorker(ToolWorker):
 
     def _lost(self, service: str, chunk: GpuChunk, cause: str) -> None:
         if self._session:
-            self._send(
-                ServiceLostReport(self._session, self.host_id, service, chunk.first, chunk.gpus, cause)
-            )
+            lost = ServiceLost(UNSTAMPED, self.host_id, service, chunk.first, chunk.gpus, cause)
+            self._report(self._session, lost)
 
-    def _send(self, report: Message) -> None:
+    def _report(self, session: str, event: Reported) -> None:
         assert self.worker is not None
-        send(self.worker, report)
+        send(self.worker, Report(session, event))
 
 
 class ChunkOrders:

@@ -16,15 +16,16 @@ from typing import Any
 from distributed import Status, Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
-from heddle_dask.core.events import SERVICE_LOST
+from heddle_dask.core.commands import AbortAction, CloseSandbox
+from heddle_dask.core.events import SERVICE_LOST, ActionFinished, HostLost
 from heddle_dask.core.ids import ActionId, HostId
 from heddle_dask.core.nouns import HostDescription
-from heddle_dask.core.pools import CPU_POOL
-from heddle_dask.core.resources import CPUS, Resources
+from heddle_dask.core.resources import CPU_POOL, CPUS, Resources
 from heddle_dask.engines.collector import collect_seldom
-from heddle_dask.engines.model_services.backend import ServiceFailed
+from heddle_dask.engines.model_services.spec import ServiceFailed
 from heddle_dask.environments.api_errors import Retry
 from heddle_dask.live.wire import _dask_internals as dask
+from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.messages import (
     POOL_VARIABLE,
     STREAM_INTERVAL_S,
@@ -40,13 +41,9 @@ from heddle_dask.live.wire.messages import (
 from heddle_dask.live.wire.result_push import Outbox
 from heddle_dask.live.wire.transport import Done, Handlers, send
 from heddle_dask.live.wire.worker_messages import (
-    AbortActionOrder,
-    ActionEndedReport,
     ActionPayloadWantedReport,
     ActionResults,
-    CloseSandboxOrder,
     FetchActionResults,
-    HostLostReport,
     HostReadyReport,
     PushedAction,
     PutActionPayload,
@@ -82,7 +79,7 @@ class ToolWorker(WorkerPlugin):
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
-        self._reports: dict[Key, ActionEndedReport] = {}
+        self._reports: dict[Key, Report] = {}
         self._ended: dict[Key, None] = {}
 
     def setup(self, worker: Worker) -> None:
@@ -104,9 +101,9 @@ class ToolWorker(WorkerPlugin):
         handlers = Handlers()
         handlers.answer(FetchActionResults, self.action_results)
         handlers.answer(PutActionPayload, self.put_payload)
-        handlers.take(AbortActionOrder, self.abort_action)
+        handlers.take_order(AbortAction, self.abort_action)
+        handlers.take_order(CloseSandbox, lambda _, command: close_sandbox(command.sandbox))
         self.add_handlers(handlers)
-        handlers.take(CloseSandboxOrder, lambda _, order: close_sandbox(order.sandbox))
         handlers.add_to(worker)
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
         host = HostDescription(self.host_id, self.cores.resources if cpus else resources, self.pool)
@@ -133,7 +130,7 @@ class ToolWorker(WorkerPlugin):
     async def teardown(self, worker: Worker) -> None:
         """Report the loss of the host, and end the processes of plain functions."""
         if self.worker is not None:
-            send(worker, HostLostReport(self.host_id))
+            send(worker, Report("", HostLost(UNSTAMPED, self.host_id)))
             dask.restore_threads(worker, self._threads)
             await self._runner.close()
             await close_sandboxes()
@@ -169,15 +166,16 @@ class ToolWorker(WorkerPlugin):
             "" if status == "ok" else lease.call.printed,
         )
         action_id = ActionId(call.action_id)
-        self._reports[call.key] = ActionEndedReport(
-            call.session,
+        finished = ActionFinished(
+            UNSTAMPED,
             action_id,
             placement.host_id,
             run_s,
             ok=status == "ok",
-            ended_by="" if status == "ok" else SERVICE_LOST if status == "lost" else status,
+            cause="" if status == "ok" else SERVICE_LOST if status == "lost" else status,
             retry_after_s=retry_after_s,
         )
+        self._reports[call.key] = Report(call.session, finished)
         self._outbox.put(call.session, PushedAction(action_id, outcome))
         return outcome
 
@@ -256,21 +254,19 @@ class ToolWorker(WorkerPlugin):
             arrival.set_result(request.payload)
         return Done()
 
-    def abort_action(self, sender: str, order: AbortActionOrder) -> None:
+    def abort_action(self, session: str, command: AbortAction) -> None:
         """Cancel a running action; its process, or the whole tree of its sandbox, is killed then.
 
         An action that has not come here yet was cancelled before it could start. No task will report its end, so the
         worker tells the controller that its CPUs are free.
         """
-        key = action_key(order.session, order.action_id)
+        key = action_key(session, command.action_id)
         task = self._running.get(key)
         if task is not None:
             task.cancel()
         elif self.worker is not None and key not in self._ended:
-            report = ActionEndedReport(
-                order.session, order.action_id, self.host_id, run_s=0.0, ok=False, ran=False
-            )
-            send(self.worker, report)
+            ended = ActionFinished(UNSTAMPED, command.action_id, self.host_id, run_s=0.0, ok=False, ran=False)
+            send(self.worker, Report(session, ended))
 
 
 def _encodable(text: str) -> str:

@@ -18,8 +18,8 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.engines.model_services.backend import ServiceFailed, ServiceRefused
 from heddle_dask.engines.model_services.served_process import ServedProcess
+from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceRefused
 from heddle_dask.live.wire.messages import (
     ENGINE_LOGS_VARIABLE,
     TRAINER_RESOURCE,

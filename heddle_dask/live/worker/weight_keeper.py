@@ -9,22 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
+from heddle_dask.core.commands import FetchWeights, InstallWeights
 from heddle_dask.core.errors import HeddleError
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.events import WeightsFetched, WeightsInstalled
+from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.collective_fetch import CollectiveFetch, EngineWeights
 from heddle_dask.engines.contract import WeightUpdateFailed
 from heddle_dask.engines.file_lock import LockStopped
-from heddle_dask.engines.kinds import engine_kind
 from heddle_dask.engines.node_weights import FetchStopped, NodeWeights, NodeWeightsDirectory
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.live.wire.codec import Message
-from heddle_dask.live.wire.weight_messages import (
-    FetchWeightsOrder,
-    InstallWeightsOrder,
-    WeightsFetchedReport,
-    WeightsInstalledReport,
-)
+from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.engine_host import EngineHost
 from heddle_dask.weights.collective import is_collective
@@ -74,7 +70,7 @@ class WeightKeeper:
         self._installed: NodeWeights | None = None
         self._model = ""  # the model that they replaced
         self._fetched: NodeWeights | EngineWeights | None = None
-        self._wanted: FetchWeightsOrder | None = None
+        self._wanted: FetchWeights | None = None
         # The version that an engine of this worker could not load, how often, and why.
         self._unloadable, self._failed_loads, self._load_failure = PolicyVersion(), 0, ""
         self._stop = threading.Event()
@@ -88,7 +84,7 @@ class WeightKeeper:
             self._installed = None
         return self._installed
 
-    def fetch(self, sender: str, order: FetchWeightsOrder) -> None:
+    def fetch(self, order: FetchWeights) -> None:
         """Begin to fetch; an older fetch ends without an answer."""
         if self._wanted == order:
             return  # it is under way
@@ -97,7 +93,7 @@ class WeightKeeper:
         self._wanted = order
         self._background.start(self._fetch(order, self._stop))
 
-    def install(self, sender: str, order: InstallWeightsOrder) -> None:
+    def install(self, order: InstallWeights) -> None:
         """Begin to install what was fetched."""
         self._background.start(self._install(order))
 
@@ -116,7 +112,7 @@ class WeightKeeper:
 
     # ------------------------------------------------------------------ inside
 
-    async def _fetch(self, order: FetchWeightsOrder, stop: threading.Event) -> None:
+    async def _fetch(self, order: FetchWeights, stop: threading.Event) -> None:
         began_s = time.monotonic()
         cause, fetched = "", None
         client = self._owner.client
@@ -141,10 +137,11 @@ class WeightKeeper:
                 self._fetched.release()
             self._fetched = fetched
         seconds = time.monotonic() - began_s
-        self._report(WeightsFetchedReport(order.engine_id, order.version, cause, seconds))
+        fetched_now = WeightsFetched(UNSTAMPED, order.engine_id, order.version, cause, seconds)
+        self._report(Report("", fetched_now))
 
     async def _brought(
-        self, order: FetchWeightsOrder, client: EngineClient, stop: threading.Event, *, recheck: bool
+        self, order: FetchWeights, client: EngineClient, stop: threading.Event, *, recheck: bool
     ) -> NodeWeights | EngineWeights:
         spec = self._owner.spec
         copies = NodeWeightsDirectory(self._directory, spec.model, spec.dtype)
@@ -155,7 +152,7 @@ class WeightKeeper:
             copies.fetch, order.uri, order.version, client.version, stop, recheck=recheck
         )
 
-    async def _install(self, order: InstallWeightsOrder) -> None:
+    async def _install(self, order: InstallWeights) -> None:
         paused_s, cause = 0.0, ""
         async with self._one:
             try:
@@ -163,9 +160,10 @@ class WeightKeeper:
             except HeddleError as error:
                 cause = str(error)
                 self._restart_if_needed(order, error)
-        self._report(WeightsInstalledReport(order.engine_id, order.version, paused_s, cause))
+        installed = WeightsInstalled(UNSTAMPED, order.engine_id, order.version, paused_s, cause)
+        self._report(Report("", installed))
 
-    async def _installed_now(self, order: InstallWeightsOrder) -> float:
+    async def _installed_now(self, order: InstallWeights) -> float:
         client, fetched = self._owner.client, self._fetched
         if client is None or order.engine_id != self._owner.engine_id:
             raise WeightUpdateFailed("the engine is gone", False)
@@ -199,7 +197,7 @@ class WeightKeeper:
                 copies = NodeWeightsDirectory(self._directory, self._owner.spec.model)
                 self._background.start(asyncio.to_thread(copies.prune, files.version))
 
-    def _restart_if_needed(self, order: InstallWeightsOrder, error: HeddleError) -> None:
+    def _restart_if_needed(self, order: InstallWeights, error: HeddleError) -> None:
         if not (isinstance(error, WeightUpdateFailed) and error.must_restart):
             return
         self._failed_loads = self._failed_loads_of(order.version) + 1

@@ -95,7 +95,6 @@ class BubblewrapKind:
         self._below_tmp = tuple(_binds(prefix for prefix in _python_prefixes() if _is_below_tmp(prefix)))
 
     def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> PreparedCommand:
-        """See `SandboxKind.prepare`."""
         arguments = [self._program, "--die-with-parent", "--hostname", "sandbox"]
         arguments += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
         if not spec.network:
@@ -171,7 +170,6 @@ class ApptainerKind:
         self._program = program
 
     def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> PreparedCommand:
-        """See `SandboxKind.prepare`."""
         if not spec.root:
             raise HeddleError("sandbox: the kind apptainer needs root=IMAGE, a .sif file or a directory")
         arguments = [self._program, "exec", "--containall", "--cleanenv", "--no-home", "--no-privs"]
@@ -208,7 +206,6 @@ class ProcessKind:
         self.private_user = os.geteuid() == 0
 
     def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> PreparedCommand:
-        """See `SandboxKind.prepare`."""
         if spec.root:
             raise HeddleError("sandbox: the kind process has no root of its own: use bubblewrap or apptainer")
         arguments: list[str] = []

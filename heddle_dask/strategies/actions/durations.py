@@ -11,8 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from heddle_dask.core.duration_profile import DurationProfile
-from heddle_dask.core.nouns import ActionRequest
+from heddle_dask.core.nouns import ActionRequest, DurationProfile
 from heddle_dask.core.view import EndedAction
 
 FORGETTING = 0.995

@@ -8,10 +8,10 @@ from typing import Literal
 
 from heddle_dask.core.entities import Action
 from heddle_dask.core.ids import ActionId, HostId
-from heddle_dask.core.pool_capacity import covers
 from heddle_dask.core.resources import MEMORY
 from heddle_dask.core.transitions import ActionState
 from heddle_dask.core.view import ClusterView, EndedAction, Grant
+from heddle_dask.core.waiting_actions import covers
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.actions.durations import Durations
 from heddle_dask.strategies.actions.free_resources import (
@@ -20,12 +20,16 @@ from heddle_dask.strategies.actions.free_resources import (
     least_of,
     main_resource,
 )
-from heddle_dask.strategies.actions.look_ahead import Ahead
-from heddle_dask.strategies.actions.signature_queues import SignatureQueue, SignatureQueues, Turn
-from heddle_dask.strategies.actions.turns import offer_in_turn
+from heddle_dask.strategies.actions.signature_queues import (
+    SignatureQueue,
+    SignatureQueues,
+    Turn,
+    offer_in_turn,
+)
 from heddle_dask.strategies.actions.unit_choice import ActionCandidate, UnitChoice
+from heddle_dask.strategies.actions.unit_table import Ahead
 from heddle_dask.strategies.engine_costs import EngineCosts
-from heddle_dask.strategies.remaining_demand import tools_left_s
+from heddle_dask.strategies.remaining import tools_left_s
 
 
 @dataclass(slots=True)

@@ -8,9 +8,9 @@ from functools import lru_cache
 from heddle_dask.core.entities import Action, Host
 from heddle_dask.core.gpu_chunks import FreeChunks
 from heddle_dask.core.ids import ActionId, HostId
-from heddle_dask.core.pool_capacity import covers
 from heddle_dask.core.resources import CPUS, GPUS, MEMORY, ResourceDemand, Resources, api_of
 from heddle_dask.core.view import ClusterView
+from heddle_dask.core.waiting_actions import covers
 
 
 @lru_cache(maxsize=4096)

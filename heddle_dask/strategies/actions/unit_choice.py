@@ -7,16 +7,14 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.entities import Action, Host
 from heddle_dask.core.gpu_chunks import FreeChunks
 from heddle_dask.core.ids import ActionId, HostId
+from heddle_dask.core.nouns import DurationProfile
 from heddle_dask.core.resources import GPUS, Amounts, Resources, api_of
 from heddle_dask.core.transitions import ActionState
 from heddle_dask.core.view import ClusterView, Grant
-from heddle_dask.strategies.actions.chunk_table import ChunkTable
 from heddle_dask.strategies.actions.durations import Durations
-from heddle_dask.strategies.actions.eviction import candidates_kept
 from heddle_dask.strategies.actions.free_resources import (
     FreeResources,
     elastic_of,
@@ -26,9 +24,17 @@ from heddle_dask.strategies.actions.free_resources import (
     least_of,
     pooled,
 )
-from heddle_dask.strategies.actions.look_ahead import Ahead, Release, Waiting
 from heddle_dask.strategies.actions.signature_queues import SignatureQueues, Turn
-from heddle_dask.strategies.actions.unit_table import PrefixTable, UnitOptions, UnitTable
+from heddle_dask.strategies.actions.unit_table import (
+    Ahead,
+    ChunkTable,
+    PrefixTable,
+    Release,
+    UnitOptions,
+    UnitTable,
+    Waiting,
+    candidates_kept,
+)
 
 OVERRUN = 0.25
 """Seconds that an action which runs longer than expected still needs, as a share of those that it has run."""

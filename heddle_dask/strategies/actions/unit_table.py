@@ -7,11 +7,14 @@ for n candidates, m units and k amounts each, in place of O(n^2 m^2) with one ta
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import inf
-from typing import Protocol
+from typing import Literal, Protocol
+
+from heddle_dask.core.gpu_chunks import FreeChunks
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,3 +137,183 @@ def _searched(row: _Row, options: UnitOptions, units: int) -> _Row:
             if before + own < costs[used]:
                 costs[used], amounts[used] = before + own, amount
     return _Row(lowest, costs, amounts, None)
+
+
+# Numbers of GPUs by dynamic programming over free buddy chunks, for every prefix of the candidates at once.
+#
+# ARL-Tangram, appendix B (the GPU operator), with buddy semantics in place of the printed ones: an action takes the
+# smallest sufficient chunk, which is split where it is larger. Chunks are never composed, which could span two nodes.
+
+
+_Counts = tuple[int, ...]
+
+
+class ChunkTable:
+    """The table of the GPUs of a pool; its states are the free chunks by size over all hosts.
+
+    Parameters
+    ----------
+    options
+        Those of each candidate, in order; amounts are GPUs.
+    chunks
+        The free chunks of all hosts together: a chunk never spans hosts, so counts are all that matters.
+    """
+
+    def __init__(self, options: Sequence[UnitOptions], chunks: FreeChunks) -> None:
+        self._rows: list[dict[_Counts, tuple[float, _Counts, int]]] = [{chunks.counts: (0.0, (), 0)}]
+        after: dict[tuple[_Counts, int], _Counts | None] = {}
+        for each in options:
+            row: dict[_Counts, tuple[float, _Counts, int]] = {}
+            for counts, (cost, _, _) in self._rows[-1].items():
+                for gpus, own in zip(each.amounts, each.costs, strict=True):
+                    key = (counts, gpus)
+                    if key not in after:
+                        left = FreeChunks(counts).take(gpus)
+                        after[key] = None if left is None else left.counts
+                    then = after[key]
+                    if then is not None and cost + own < row.get(then, (inf,))[0]:
+                        row[then] = (cost + own, counts, gpus)
+            self._rows.append(row)
+
+    def cost(self, count: int) -> float:
+        """Least total cost of the first `count` candidates; infinite where they do not all fit."""
+        return min((cost for cost, _, _ in self._rows[count].values()), default=inf)
+
+    def units(self, count: int) -> list[int]:
+        """The numbers of GPUs of the first `count` candidates at that cost; of equal costs that with most GPUs left."""
+        row = self._rows[count]
+        counts = min(row, key=lambda c: (row[c][0], -FreeChunks(c).gpus, c))
+        gpus = []
+        for each in reversed(self._rows[1 : count + 1]):
+            _, counts, taken = each[counts]
+            gpus.append(taken)
+        return gpus[::-1]
+
+
+# Estimate of the completion times of actions that have to wait (ARL-Tangram, appendix A).
+#
+# The paper tries a few amounts for the first waiting action and the least amounts for all others. An action that could
+# wait a moment for many units then never looks better than the same action started now with few, and small allocations
+# of long actions follow. `ahead` ``"all"`` tries each amount of a ladder for all waiting actions together.
+
+
+Release = tuple[float, int]
+"""Seconds from now, and the units that become free then."""
+Ahead = Literal["first", "all"]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """An action that starts later.
+
+    Attributes
+    ----------
+    ladder
+        Amounts and the seconds with each, from the least amount on, each about twice the one before; at least one.
+    """
+
+    ladder: tuple[tuple[int, float], ...]
+
+
+def waiting_cost(
+    releases: Sequence[Release], waiting: Sequence[Waiting], depth: int, ahead: Ahead = "first"
+) -> float:
+    """Sum of the completion times of `waiting`, which start in order, each when enough units are free.
+
+    Parameters
+    ----------
+    releases
+        Units that are idle (at 0) and those of running and of just started actions, in any order. Actions that need
+        more than all of them are left out.
+    depth
+        Rungs of the ladder that are tried, from the least on; at least 1, 2 in the paper. The best counts.
+    ahead
+        Whether a rung is tried for the first action, the others having their least amounts, or for all of them.
+    """
+    if not waiting:
+        return 0.0
+    heap = sorted(releases)  # a sorted list is a heap
+    total = sum(units for _, units in heap)
+    tried = range(min(depth, max(len(each.ladder) for each in (waiting if ahead == "all" else waiting[:1]))))
+    return min(_queued_cost(heap.copy(), total, waiting, rung, ahead) for rung in tried)
+
+
+def _queued_cost(
+    heap: list[Release], total: int, waiting: Sequence[Waiting], rung: int, ahead: Ahead
+) -> float:
+    now = cost = 0.0
+    idle = 0
+    for action in waiting:
+        units, seconds = action.ladder[min(rung, len(action.ladder) - 1)]
+        if units > total:
+            units, seconds = action.ladder[0]
+            if units > total:
+                continue
+        while idle < units:
+            now, freed = heapq.heappop(heap)
+            idle += freed
+        idle -= units
+        cost += now + seconds
+        heapq.heappush(heap, (now + seconds, units))
+        if ahead == "first":
+            rung = 0
+    return cost
+
+
+def candidates_kept(
+    table: PrefixTable,
+    candidates: Sequence[Waiting],
+    behind: Sequence[Waiting],
+    running: Sequence[Release],
+    units: int,
+    *,
+    seconds: Sequence[Sequence[tuple[int, float]]],
+    most: Sequence[int],
+    depth: int,
+    ahead: Ahead,
+    least_kept: int,
+) -> int:
+    """Number of candidates that start now.
+
+    One after the other is evicted from the tail, and its units go to the rest, as long as that shortens the estimated
+    sum of completion times. What is evicted only stays queued.
+
+    Parameters
+    ----------
+    table
+        The best amounts of each prefix of the candidates.
+    behind
+        What waits behind the candidates, in order.
+    running
+        When running actions will free their units.
+    units
+        Free units, those of the candidates included.
+    seconds
+        For each candidate, its amounts and the seconds with each.
+    most
+        The most units that each candidate could ever use.
+    depth, ahead
+        Of the look-ahead (`look_ahead.waiting_cost`); depth 0: no eviction.
+    least_kept
+        Candidates that are never evicted.
+    """
+    kept = len(candidates)
+    if depth < 1 or kept <= least_kept:
+        return kept
+    if table.units(kept) == list(most):
+        return kept  # nobody gains by an eviction
+
+    def cost(count: int) -> float:
+        chosen = table.units(count)
+        spans = [dict(options)[amount] for options, amount in zip(seconds, chosen, strict=False)]
+        idle = units - sum(chosen)
+        releases = [*running, *zip(spans, chosen, strict=True), (0.0, idle)]
+        return table.cost(count) + waiting_cost(releases, [*candidates[count:], *behind], depth, ahead)
+
+    best = cost(kept)
+    while kept > least_kept:
+        evicted = cost(kept - 1)
+        if evicted >= best:
+            break
+        kept, best = kept - 1, evicted
+    return kept

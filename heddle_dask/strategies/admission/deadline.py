@@ -30,7 +30,7 @@ from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.next_in_queue import longest_or_sibling
 from heddle_dask.strategies.admission.running_step import unseen_tokens
 from heddle_dask.strategies.admission.shared_deadline import SharedDeadline
-from heddle_dask.strategies.remaining_demand import RemainingDemand
+from heddle_dask.strategies.remaining import RemainingDemand
 
 # The first batch waits this long for the predictions of its other trajectories.
 _FIRST_BATCH_S = 2.0

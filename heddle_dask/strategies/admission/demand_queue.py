@@ -9,7 +9,7 @@ from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.strategies.admission.engine_backlog import backlog_item
 from heddle_dask.strategies.admission.length_sums import LengthSums
 from heddle_dask.strategies.admission.wait_queue import WaitQueue
-from heddle_dask.strategies.remaining_demand import RemainingDemand
+from heddle_dask.strategies.remaining import RemainingDemand
 
 
 class DemandQueue(WaitQueue):

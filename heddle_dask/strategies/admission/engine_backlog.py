@@ -21,7 +21,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.remaining_demand import RemainingDemand
+from heddle_dask.strategies.remaining import RemainingDemand
 
 _MOST_IN_TOOLS = 0.9
 _LATER = 1.05

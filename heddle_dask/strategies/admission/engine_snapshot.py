@@ -10,7 +10,7 @@ from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import GroupId
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.memory_profile import MemoryProfile
-from heddle_dask.strategies.remaining_demand import RemainingDemand
+from heddle_dask.strategies.remaining import RemainingDemand
 
 
 class Longest(NamedTuple):

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import GroupId
 from heddle_dask.core.view import ClusterView
-from heddle_dask.cost.context_growth import DomainGrowth, GrowingContext
+from heddle_dask.cost.context_forecast import DomainGrowth, GrowingContext
 
 # Ended trajectories of a domain that count: a session may last for days, and the model that it samples changes.
 _REMEMBERED = 4096

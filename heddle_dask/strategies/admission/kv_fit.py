@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId
-from heddle_dask.core.prediction import Quantile
+from heddle_dask.core.nouns import Quantile
 from heddle_dask.core.view import Admit, ClusterView
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.admission.candidate_engines import CandidateEngines, Rejection
@@ -31,7 +31,7 @@ from heddle_dask.strategies.admission.next_in_queue import longest_or_sibling
 from heddle_dask.strategies.admission.wait_queue import WaitQueue
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.observation_tokens import growth_of, observed_per_token
-from heddle_dask.strategies.remaining_demand import RemainingDemand, demand_of, tools_left
+from heddle_dask.strategies.remaining import RemainingDemand, demand_of, tools_left
 
 # An engine that rejected every waiting trajectory is checked again when this share of its residents, or of its queue,
 # has left: a check takes time for each resident, and finds little room before (docs/experiments, decision time).

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.strategies.admission.engine_snapshot import EngineSnapshot
 from heddle_dask.strategies.admission.wait_queue import WaitQueue
-from heddle_dask.strategies.remaining_demand import RemainingDemand
+from heddle_dask.strategies.remaining import RemainingDemand
 
 DemandOf = Callable[[Trajectory], RemainingDemand]
 

@@ -15,8 +15,8 @@ from collections.abc import Collection, Sequence
 
 from heddle_dask.core.ids import EngineId
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.migration.engine_load import EngineLoad
 from heddle_dask.strategies.migration.pricing import (
+    EngineLoad,
     Link,
     Margin,
     MovingCandidate,

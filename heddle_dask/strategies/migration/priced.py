@@ -1,4 +1,7 @@
-"""Migration by price, after each prediction, with the rules of `pricing` and `load_board`."""
+"""Migration by price, after each prediction, with the rules of `pricing` and `load_board`.
+
+Transfers run longest trajectories first, on pairwise disjoint engines (Heddle, section 5.3).
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,38 @@ from typing import Protocol, runtime_checkable
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import EngineId, TrajectoryId
-from heddle_dask.core.prediction import Quantile
+from heddle_dask.core.nouns import Quantile
 from heddle_dask.core.view import ClusterView, Move, MoveRequest
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.migration.load_board import LoadBoard
 from heddle_dask.strategies.migration.pricing import Link, Margin, MovingCandidate
-from heddle_dask.strategies.migration.transfers import choose_transfers
 from heddle_dask.strategies.remaining import QUANTILES, remaining_or_context_tokens
+
+
+def choose_transfers(
+    waiting: Iterable[MoveRequest],
+    running: Iterable[MoveRequest] = (),
+    *,
+    max_running: int | None = None,
+) -> list[MoveRequest]:
+    """The transfers of `waiting` to start now, in this order.
+
+    Greedy from the longest; a transfer that shares an engine, as source or target, with a running or chosen one is
+    skipped and waits. The result is maximal: no further transfer could be added, unless `max_running` is reached.
+    """
+    running = list(running)
+    busy = {engine for transfer in running for engine in (transfer.source, transfer.target)}
+    room = None if max_running is None else max_running - len(running)
+    chosen: list[MoveRequest] = []
+    for transfer in sorted(waiting, key=lambda t: (-t.length_tokens, t.order)):
+        if room is not None and len(chosen) >= room:
+            break
+        if transfer.source in busy or transfer.target in busy:
+            continue
+        busy |= {transfer.source, transfer.target}
+        chosen.append(transfer)
+    return chosen
 
 
 def expected_tool_s(view: ClusterView, trajectory: Trajectory) -> float:

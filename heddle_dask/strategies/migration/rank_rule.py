@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.migrations import can_transfer
-from heddle_dask.core.prediction import Quantile
+from heddle_dask.core.nouns import Quantile
 from heddle_dask.core.view import ClusterView, Move, MoveRequest
-from heddle_dask.strategies.migration.priced import check_quantile
+from heddle_dask.strategies.migration.priced import check_quantile, choose_transfers
 from heddle_dask.strategies.migration.rank_order import RankOrder, rank_target
-from heddle_dask.strategies.migration.transfers import choose_transfers
 from heddle_dask.strategies.placement.presorted import PresortedPlan
 from heddle_dask.strategies.remaining import remaining_or_context_tokens
 

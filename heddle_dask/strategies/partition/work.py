@@ -148,3 +148,19 @@ class WorkLoad:
     def seconds(self) -> float:
         """Seconds until the last of its trajectories ends."""
         return max(self.busy_s, self.path_s)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkEngine:
+    """An engine to plan for."""
+
+    cost: EngineCost
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkPlan:
+    """`engine_of[i]` is the number of the engine that takes trajectory i; `seconds` the estimated makespan."""
+
+    seconds: float
+    engine_of: tuple[int, ...]

@@ -15,15 +15,12 @@ from operator import neg
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, TrajectoryId
-from heddle_dask.core.nouns import StepRequest
-from heddle_dask.core.prediction import Quantile
+from heddle_dask.core.nouns import Quantile, StepRequest
 from heddle_dask.core.transitions import OVER
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.migration.rank_order import rank_target
-from heddle_dask.strategies.partition.interference import worker_of
-from heddle_dask.strategies.partition.makespan import partition_in_order
-from heddle_dask.strategies.partition.runs import Presorted, Worker
+from heddle_dask.strategies.partition.runs import Presorted, Worker, partition_in_order, worker_of
 from heddle_dask.strategies.placement.least_load import resident_load
 from heddle_dask.strategies.placement.sticky import home_among
 from heddle_dask.strategies.remaining import QUANTILES, remaining_or_context_tokens

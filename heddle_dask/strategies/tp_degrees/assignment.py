@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.tp_degrees import NodeGpus
+from heddle_dask.core.nouns import NodeGpus
 from heddle_dask.strategies.tp_degrees.degrees import AvailableGpus
 
 

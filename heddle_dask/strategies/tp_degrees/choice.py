@@ -13,8 +13,7 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.strategies.partition.work import Work
-from heddle_dask.strategies.partition.work_plan import WorkEngine, WorkPlan
+from heddle_dask.strategies.partition.work import Work, WorkEngine, WorkPlan
 from heddle_dask.strategies.tp_degrees.annealing import anneal, sorted_start
 from heddle_dask.strategies.tp_degrees.covering import earliest_state
 from heddle_dask.strategies.tp_degrees.degrees import (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.strategies.partition.work_plan import WorkPlan
+from heddle_dask.strategies.partition.work import WorkPlan
 
 State = tuple[int, ...]
 
@@ -155,7 +155,7 @@ class SearchSettings:
     mix_gain
         A mix of TP degrees is chosen only if its estimated makespan is this share below that of the best uniform
         degree and of the running engines. In simulation, mixes were up to 9 % worse against uniform degrees than
-        estimated (`docs/paper.md`).
+        estimated (`docs/results.md`).
     """
 
     moves: int = 400

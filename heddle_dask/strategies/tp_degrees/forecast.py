@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from heddle_dask.core.tp_degrees import DegreeRequest, FinishedWork
+from heddle_dask.core.nouns import DegreeRequest, FinishedWork
 from heddle_dask.strategies.partition.work import Work
 
 _GOLDEN = (math.sqrt(5) - 1) / 2

@@ -17,8 +17,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from heddle_dask.strategies.partition.work import Work, WorkLoad, busy_s
-from heddle_dask.strategies.partition.work_plan import WorkEngine, WorkPlan
+from heddle_dask.strategies.partition.work import Work, WorkEngine, WorkLoad, WorkPlan, busy_s
 from heddle_dask.strategies.tp_degrees.degrees import AvailableGpus, State
 from heddle_dask.strategies.tp_degrees.runs import Reach, SortedWorks
 

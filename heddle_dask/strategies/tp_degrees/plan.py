@@ -10,9 +10,8 @@ import math
 from collections.abc import Mapping, Sequence
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.tp_degrees import DegreeRequest, TpDegreePlan
-from heddle_dask.strategies.partition.work import Work
-from heddle_dask.strategies.partition.work_plan import WorkEngine
+from heddle_dask.core.nouns import DegreeRequest, TpDegreePlan
+from heddle_dask.strategies.partition.work import Work, WorkEngine
 from heddle_dask.strategies.tp_degrees.assignment import budget_of
 from heddle_dask.strategies.tp_degrees.choice import choose_degrees
 from heddle_dask.strategies.tp_degrees.degrees import AvailableGpus, Running, SearchSettings

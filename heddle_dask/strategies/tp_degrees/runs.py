@@ -10,8 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from heddle_dask.strategies.partition.work import Work
-from heddle_dask.strategies.partition.work_plan import WorkEngine
+from heddle_dask.strategies.partition.work import Work, WorkEngine
 
 _BUCKETS = 256
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.ids import ActionId
+from heddle_dask.core.ids import ActionId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest
 from heddle_dask.core.resources import api_of
+from heddle_dask.views.history.bounded import FailureTally
 from heddle_dask.views.history.lanes import HostRow, Lane, OpenAction
-from heddle_dask.views.history.phases import QUOTA, SERVICE_LOAD, TOOL_QUEUE
-
-if TYPE_CHECKING:
-    from heddle_dask.views.history.run_history import RunHistory
+from heddle_dask.views.history.phases import DRIVER, QUOTA, REWARD, SERVICE_LOAD, TOOL, TOOL_QUEUE
 
 MOST_LABELS: Final = 30
 OTHER_LABEL: Final = "other"
@@ -44,8 +43,17 @@ class ActionHistory:
         Totals by kind and label; labels beyond the first `MOST_LABELS` are counted as ``other``.
     """
 
-    def __init__(self, run: RunHistory) -> None:
-        self._run = run
+    def __init__(
+        self,
+        lanes: Mapping[TrajectoryId, Lane],
+        enter: Callable[[Lane, int, float], None],
+        leave_engine: Callable[[Lane], None],
+        failures: FailureTally,
+    ) -> None:
+        self._lanes = lanes
+        self._enter = enter
+        self._leave_engine = leave_engine
+        self._failures = failures
         self.open: dict[ActionId, OpenAction] = {}
         self.hosts: dict[str, HostRow] = {}
         self.labels: dict[tuple[str, str], LabelCounts] = {}
@@ -60,7 +68,18 @@ class ActionHistory:
             self.labels.setdefault(key, LabelCounts())
         return key
 
-    def waits_for(self, action: OpenAction) -> int:
+    def rest(self, lane: Lane, at: float) -> None:
+        """The lane has no open step: it acts, or its program runs."""
+        phase = DRIVER
+        for action in lane.actions.values():
+            if action.host is not None:
+                phase = REWARD if action.kind == "reward" else TOOL
+                break
+            if phase == DRIVER:
+                phase = self._waits_for(action)
+        self._enter(lane, phase, at)
+
+    def _waits_for(self, action: OpenAction) -> int:
         """The phase of a trajectory whose actions all wait, as far as this action is concerned."""
         if action.service and action.service in self.loading.values():
             return SERVICE_LOAD
@@ -84,15 +103,15 @@ class ActionHistory:
     def requested(self, event: ev.ActionRequested) -> None:
         """A trajectory requests an action."""
         spec = event.action
-        lane = self._run.lanes.get(spec.trajectory_id)
+        lane = self._lanes.get(spec.trajectory_id)
         if lane is None:
             return
         action = OpenAction(lane, spec.label, spec.kind, spec.pool, _asks_api(spec), spec.service)
         self.open[spec.action_id] = lane.actions[spec.action_id] = action
         self.counted_as(spec.kind, spec.label)
-        self._run.engines.leave(lane)
+        self._leave_engine(lane)
         if lane.step is None:
-            self._run.rest(lane, event.at)
+            self.rest(lane, event.at)
 
     def started(self, command: cmd.RunAction, at: float) -> None:
         """An action has its CPUs."""
@@ -116,12 +135,12 @@ class ActionHistory:
             counts.failed += not event.ok
             counts.run_s += event.run_s
             if not event.ok:
-                self._run.failures.count("action", f"{action.kind} {action.label} failed", event.at)
+                self._failures.count("action", f"{action.kind} {action.label} failed", event.at)
         self._close(event.action_id, action, event.at)
 
     def given_up(self, command: cmd.GiveUpAction, at: float) -> None:
         """An action is not tried again."""
-        self._run.failures.count("action", command.cause, at)
+        self._failures.count("action", command.cause, at)
         action = self.open.get(command.action_id)
         if action is not None:
             self._close(command.action_id, action, at)
@@ -133,7 +152,6 @@ class ActionHistory:
                 del self.open[action_id]
 
     def host_joined(self, event: ev.HostJoined) -> None:
-        """A host has joined."""
         spec = event.host
         self.hosts[spec.host_id] = HostRow(spec.host_id, spec.pool, spec.cpus, spec.cpus)
 
@@ -145,7 +163,7 @@ class ActionHistory:
         for key in [key for key in self.loading if key[0] == event.host_id]:
             self._service_changed(self.loading.pop(key), event.at)
         if host.running:  # a worker also leaves and comes again when a session starts, with nothing on it
-            self._run.failures.count("host", "tool worker lost", event.at)
+            self._failures.count("host", "tool worker lost", event.at)
         for action_id in host.running:
             action = self.open[action_id]
             action.host, action.cpus = None, 0
@@ -168,7 +186,7 @@ class ActionHistory:
 
     def _changed(self, lane: Lane, at: float) -> None:
         if lane.step is None and lane.ended_s is None:
-            self._run.rest(lane, at)
+            self.rest(lane, at)
 
 
 def _asks_api(spec: ActionRequest) -> bool:

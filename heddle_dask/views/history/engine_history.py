@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import TrajectoryId
+from heddle_dask.views.history.bounded import FailureTally, ThinnedSeries
 from heddle_dask.views.history.lanes import EngineRow, Lane, OpenMove
 from heddle_dask.views.history.phases import LLM_QUEUE
-
-if TYPE_CHECKING:
-    from heddle_dask.views.history.run_history import RunHistory
 
 MOST_SERIES: Final = 64
 """Engines whose series are kept: the latest ones."""
@@ -53,8 +52,17 @@ class EngineHistory:
         Totals by kind.
     """
 
-    def __init__(self, run: RunHistory) -> None:
-        self._run = run
+    def __init__(
+        self,
+        lanes: Mapping[TrajectoryId, Lane],
+        enter: Callable[[Lane, int, float], None],
+        series: ThinnedSeries[Any],
+        failures: FailureTally,
+    ) -> None:
+        self._lanes = lanes
+        self._enter = enter
+        self._series = series
+        self._failures = failures
         self.rows: dict[str, EngineRow] = {}
         self.joined_count = 0
         self.lost_count = 0
@@ -64,7 +72,6 @@ class EngineHistory:
         self.charted: deque[int] = deque()
 
     def joined(self, event: ev.EngineJoined) -> None:
-        """An engine has joined."""
         spec = event.engine
         taken = {row.seat for row in self.rows.values() if row.state in LIVING}
         row = EngineRow(
@@ -78,7 +85,7 @@ class EngineHistory:
         )
         self.joined_count += 1
         self.rows[spec.engine_id] = row
-        series = self._run.series
+        series = self._series
         for what in ("generating", "queued", "resident"):
             series.add_column((row.index, what))
         self.charted.append(row.index)
@@ -101,7 +108,7 @@ class EngineHistory:
         if row is None or row.state != "draining" or row.expiring:
             return
         row.expiring = True
-        for lane in self._run.lanes.values():
+        for lane in self._lanes.values():
             if lane.home is row and lane.engine is not row and lane.trajectory_id not in self.moving:
                 lane.has_kv = False
                 lane.move_home(None)
@@ -124,7 +131,7 @@ class EngineHistory:
         """Let lanes leave draining engines if there is another one."""
         states = {row.state for row in self.rows.values()}
         if "draining" in states and "ready" in states:
-            for lane in self._run.lanes.values():
+            for lane in self._lanes.values():
                 self.leave(lane)
 
     def lost(self, event: ev.EngineLost) -> None:
@@ -135,15 +142,15 @@ class EngineHistory:
         if row.state != "lost":
             row.state = "lost"
             row.lost_s, row.lost_because = event.at, event.reason
-            self._run.failures.count("engine", event.reason, event.at)
+            self._failures.count("engine", event.reason, event.at)
             self.lost_count += 1
             self._forget_old(row)
         elif not (event.stranded and row.generating + row.queued):
             return
-        for lane in self._run.lanes.values():
+        for lane in self._lanes.values():
             if event.stranded and lane.engine is row:
                 lane.engine, lane.generating = None, False
-                self._run.enter(lane, LLM_QUEUE, event.at)
+                self._enter(lane, LLM_QUEUE, event.at)
             if lane.home is row:
                 lane.has_kv = False
                 if lane.engine is not row:
@@ -165,14 +172,13 @@ class EngineHistory:
     # -- moves -------------------------------------------------------------------------------------
 
     def move_started(self, command: cmd.MoveContext, at: float) -> None:
-        """A move has started."""
         self.moving[command.trajectory_id] = OpenMove(
             command.trajectory_id, command.source_engine_id, command.target_engine_id, command.kind, at
         )
         counts = self.moves.setdefault(command.kind, MoveCounts())
         counts.started += 1
         counts.running += 1
-        lane = self._run.lanes.get(command.trajectory_id)
+        lane = self._lanes.get(command.trajectory_id)
         if lane is not None:
             lane.moves += 1
 
@@ -185,7 +191,7 @@ class EngineHistory:
             return
         self._end_move(move, event.at, event.ok, event.seconds, event.tokens)
         if not event.ok:
-            self._run.failures.count("move", event.cause or "unknown", event.at)
+            self._failures.count("move", event.cause or "unknown", event.at)
 
     def _end_move(self, move: OpenMove, at: float, ok: bool, seconds: float, tokens: int) -> None:
         del self.moving[move.trajectory_id]
@@ -194,7 +200,7 @@ class EngineHistory:
         counts.seconds += seconds
         counts.tokens += tokens
         counts.failed += not ok
-        lane = self._run.lanes.get(move.trajectory_id)
+        lane = self._lanes.get(move.trajectory_id)
         if lane is None:
             return
         target = self.rows.get(move.target)
@@ -207,7 +213,7 @@ class EngineHistory:
         if _waits_for_engine(lane):
             counts.exposed += 1
             counts.exposed_s += at - lane.requested_s
-            self._run.enter(lane, LLM_QUEUE, at)
+            self._enter(lane, LLM_QUEUE, at)
 
     @property
     def moves_started(self) -> int:

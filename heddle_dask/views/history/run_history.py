@@ -20,11 +20,9 @@ from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.core.run_record import plain_name
 from heddle_dask.views.history.action_history import ActionHistory
+from heddle_dask.views.history.bounded import FailureTally, HistoryLimits, LengthSample, ThinnedSeries
 from heddle_dask.views.history.engine_history import EngineHistory
-from heddle_dask.views.history.failure_tally import FailureTally
-from heddle_dask.views.history.history_limits import HistoryLimits
 from heddle_dask.views.history.lanes import Lane
-from heddle_dask.views.history.length_sample import LengthSample
 from heddle_dask.views.history.phases import (
     ADMISSION,
     DRIVER,
@@ -32,11 +30,8 @@ from heddle_dask.views.history.phases import (
     LLM_QUEUE,
     MIGRATION,
     PHASES,
-    REWARD,
-    TOOL,
 )
 from heddle_dask.views.history.run_snapshot import LengthPair
-from heddle_dask.views.history.thinned_series import ThinnedSeries
 from heddle_dask.views.history.training_history import TrainingHistory
 
 TOTALS: Final = (
@@ -91,9 +86,9 @@ class RunHistory:
         self.series: ThinnedSeries[Any] = ThinnedSeries(self.limits.samples, self.limits.sample_interval_s)
         for total in (*TOTALS, *range(len(PHASES))):
             self.series.add_column(total)
-        self.engines = EngineHistory(self)
-        self.actions = ActionHistory(self)
-        self.training = TrainingHistory(self)
+        self.engines = EngineHistory(self.lanes, self.enter, self.series, self.failures)
+        self.actions = ActionHistory(self.lanes, self.enter, self.engines.leave, self.failures)
+        self.training = TrainingHistory(self.failures)
         engines, actions, training = self.engines, self.actions, self.training
         self._events: dict[type, Callable[[Any], None]] = {
             ev.TrajectorySubmitted: self._submitted,
@@ -185,17 +180,6 @@ class RunHistory:
             lane.since_s = at
         lane.mark(at, phase, lane.engine, self.limits.segments)
 
-    def rest(self, lane: Lane, at: float) -> None:
-        """The lane has no open step: it acts, or its program runs."""
-        phase = DRIVER
-        for action in lane.actions.values():
-            if action.host is not None:
-                phase = REWARD if action.kind == "reward" else TOOL
-                break
-            if phase == DRIVER:
-                phase = self.actions.waits_for(action)
-        self.enter(lane, phase, at)
-
     def _submitted(self, event: ev.TrajectorySubmitted) -> None:
         self._begin_lane(event.trajectory, event.at)
 
@@ -233,7 +217,7 @@ class RunHistory:
         self._uncount(lane)
         lane.move_home(None)
         lane.step = None
-        self.rest(lane, event.at)
+        self.actions.rest(lane, event.at)
 
     def _ended(self, event: ev.TrajectoryEnded) -> None:
         lane = self.lanes.pop(event.trajectory_id, None)
@@ -318,7 +302,7 @@ class RunHistory:
     def _end_step(self, lane: Lane, at: float) -> None:
         self._uncount(lane)
         lane.step = None
-        self.rest(lane, at)
+        self.actions.rest(lane, at)
 
     def _step_finished(self, event: ev.StepFinished) -> None:
         lane = self._lane_at(event)

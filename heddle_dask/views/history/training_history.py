@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from heddle_dask.core import events as ev
-from heddle_dask.core.policy_version import PolicyVersion
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.views.history.bounded import FailureTally
 from heddle_dask.views.history.run_snapshot import TrainingPoint, TrainingView
-
-if TYPE_CHECKING:
-    from heddle_dask.views.history.run_history import RunHistory
 
 MOST_POINTS: Final = 500
 """Training steps whose figures are kept: the latest ones."""
@@ -26,8 +24,8 @@ class TrainingHistory:
         The version that each engine samples with, as far as an event has told it.
     """
 
-    def __init__(self, run: RunHistory) -> None:
-        self._run = run
+    def __init__(self, failures: FailureTally) -> None:
+        self._failures = failures
         self.versions: dict[str, PolicyVersion] = {}
         self._version: PolicyVersion | None = None
         self._published: PolicyVersion | None = None
@@ -56,12 +54,12 @@ class TrainingHistory:
     def fetched(self, event: ev.WeightsFetched) -> None:
         """An engine could not fetch, or refused what it fetched."""
         if event.cause:
-            self._run.failures.count("weights", event.cause, event.at)
+            self._failures.count("weights", event.cause, event.at)
 
     def installed(self, event: ev.WeightsInstalled) -> None:
         """An engine has gone over to a version, or has not."""
         if event.cause:
-            self._run.failures.count("weights", event.cause, event.at)
+            self._failures.count("weights", event.cause, event.at)
         elif event.engine_id in self.versions:
             self.versions[event.engine_id] = event.version
             self._updates += 1

@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.ids import ActionId, TrajectoryId
-from heddle_dask.core.nouns import ActionRequest
+from heddle_dask.core.nouns import ActionRequest, DurationProfile
 from heddle_dask.core.resources import Amounts, ResourceDemand
 from heddle_dask.core.view import EndedAction
 from heddle_dask.strategies.actions.durations import MAX_KINDS, Durations, KindDuration

@@ -9,12 +9,10 @@ from worlds.core_builders import Stage, action_of
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command, RunAction, WakeUp
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import ActionId, HostId
-from heddle_dask.core.nouns import HostDescription
-from heddle_dask.core.pools import ApiQuota
-from heddle_dask.core.resources import Amounts, ResourceDemand, Resources, api_resource
+from heddle_dask.core.nouns import DurationProfile, HostDescription
+from heddle_dask.core.resources import Amounts, ApiQuota, ResourceDemand, Resources, api_resource
 from heddle_dask.strategies.presets import Strategy, build_strategies
 
 SCALES = DurationProfile(8.0, 0.02)

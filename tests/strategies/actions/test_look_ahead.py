@@ -8,10 +8,15 @@ from math import isclose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_dask.core.duration_profile import DurationProfile
-from heddle_dask.strategies.actions.eviction import candidates_kept
-from heddle_dask.strategies.actions.look_ahead import Ahead, Waiting, waiting_cost
-from heddle_dask.strategies.actions.unit_table import UnitOptions, UnitTable
+from heddle_dask.core.nouns import DurationProfile
+from heddle_dask.strategies.actions.unit_table import (
+    Ahead,
+    UnitOptions,
+    UnitTable,
+    Waiting,
+    candidates_kept,
+    waiting_cost,
+)
 
 RELEASES = st.lists(st.tuples(st.sampled_from([0.0, 1.0, 2.5, 7.0]), st.integers(1, 3)), max_size=4)
 

@@ -8,10 +8,9 @@ from math import inf, isclose
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from heddle_dask.core.duration_profile import DurationProfile
 from heddle_dask.core.gpu_chunks import FreeChunks
-from heddle_dask.strategies.actions.chunk_table import ChunkTable
-from heddle_dask.strategies.actions.unit_table import UnitOptions, UnitTable
+from heddle_dask.core.nouns import DurationProfile
+from heddle_dask.strategies.actions.unit_table import ChunkTable, UnitOptions, UnitTable
 
 PROFILES = st.builds(DurationProfile, st.floats(0.1, 50), st.sampled_from([0.0, 0.05, 0.5, 1.0]))
 

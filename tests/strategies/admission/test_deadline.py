@@ -6,7 +6,7 @@ from worlds.core_builders import Stage, engine_of, step_of, trajectory_spec
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.nouns import Prediction
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.strategies.admission.deadline import Deadline

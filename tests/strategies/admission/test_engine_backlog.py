@@ -12,7 +12,7 @@ from worlds.core_builders import Stage, engine_of, step_of, trajectory_spec
 
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import StepId, TrajectoryId
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.nouns import Prediction
 from heddle_dask.cost.iteration import EngineCost
 from heddle_dask.strategies.admission.engine_backlog import (
     BacklogItem,
@@ -24,7 +24,7 @@ from heddle_dask.strategies.admission.engine_backlog import (
 from heddle_dask.strategies.admission.length_sums import LengthSums
 from heddle_dask.strategies.admission.makespan_estimate import BusyEngine, makespan_estimate_s
 from heddle_dask.strategies.admission.running_step import unseen_tokens
-from heddle_dask.strategies.remaining_demand import RemainingDemand
+from heddle_dask.strategies.remaining import RemainingDemand
 
 COST = EngineCost(fixed_s=0.005, token_s=3e-5, prefill_token_s=2e-5, sequence_s=1e-5, context_token_s=1e-8)
 IDLE = BacklogLeft(0.0, 0.0, 0.0, 0.0)

@@ -15,15 +15,14 @@ from heddle_dask.core.commands import AdmitTrajectory, Command, StartStep
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, GroupId, StepId, TrajectoryId
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.nouns import Prediction
 from heddle_dask.cost.memory_profile import MemoryProfile
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.wait_queue import WaitQueue
 from heddle_dask.strategies.engine_costs import EngineCosts
 from heddle_dask.strategies.placement.least_work import LeastWork
 from heddle_dask.strategies.presets import build_strategies
-from heddle_dask.strategies.remaining import remaining_lengths
-from heddle_dask.strategies.remaining_demand import RemainingDemand, demand_of, tools_left
+from heddle_dask.strategies.remaining import RemainingDemand, demand_of, remaining_lengths, tools_left
 
 
 def stage_of(*overrides: str, predictor: str = "oracle") -> Stage:

@@ -15,11 +15,14 @@ from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId, GroupId, StepId, TrajectoryId
 from heddle_dask.core.nouns import StepRequest, TrajectorySpec
-from heddle_dask.cost.class_costs import ClassCosts
-from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.affinity.checks import affinity_override, check_affinity
-from heddle_dask.strategies.affinity.hardware_map import HardwareMap, widest_key
-from heddle_dask.strategies.affinity.room import has_room
+from heddle_dask.cost.engine_cost import ClassCosts, EngineCost
+from heddle_dask.strategies.affinity.hardware_map import (
+    HardwareMap,
+    affinity_override,
+    check_affinity,
+    has_room,
+    widest_key,
+)
 from heddle_dask.strategies.presets import build_strategies, tell_costs
 
 CLASSES = ("H800", "H20", "")

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.migration.engine_load import EngineLoad
-from heddle_dask.strategies.migration.pricing import Link, Margin, MovingCandidate, decide_move
+from heddle_dask.strategies.migration.pricing import EngineLoad, Link, Margin, MovingCandidate, decide_move
 from heddle_dask.strategies.partition.work import Work, WorkLoad
 
 HOME, AWAY, FAR = EngineId("home"), EngineId("away"), EngineId("far")

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.core.view import MoveRequest
-from heddle_dask.strategies.migration.transfers import choose_transfers
+from heddle_dask.strategies.migration.priced import choose_transfers
 
 ends = st.lists(st.sampled_from("ABCDEF"), min_size=2, max_size=2, unique=True)
 

@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.partition.interference import worker_of
-from heddle_dask.strategies.partition.makespan import partition_in_order
-from heddle_dask.strategies.partition.runs import Partition, Presorted, Worker
+from heddle_dask.strategies.partition.runs import Partition, Presorted, Worker, partition_in_order, worker_of
 
 lengths_of = st.lists(st.one_of(st.integers(1, 9), st.floats(0.5, 1e5)), min_size=1, max_size=6).map(
     lambda values: sorted(values, reverse=True)

@@ -16,7 +16,7 @@ from worlds.core_builders import engine_of, step_of, trajectory_spec
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId
-from heddle_dask.core.prediction import Prediction
+from heddle_dask.core.nouns import Prediction
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import EngineState, TrajectoryState
 from heddle_dask.core.view import Placement

@@ -12,10 +12,10 @@ from heddle_dask.core.commands import AbortStep, Command, PredictRemaining, Star
 from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.ids import EngineId
-from heddle_dask.core.priority import Priority
-from heddle_dask.core.retries import RetryPolicy
+from heddle_dask.core.nouns import Priority
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.transitions import TrajectoryState
-from heddle_dask.strategies.preemption.hysteresis import Hysteresis
+from heddle_dask.strategies.preemption import Hysteresis
 from heddle_dask.strategies.presets import build_strategies
 
 LONGEST_FIRST = (

@@ -9,14 +9,11 @@ from worlds.core_builders import Stage, step_of, trajectory_spec
 
 from heddle_dask.core.commands import StartStep
 from heddle_dask.core.entities import Trajectory
-from heddle_dask.core.prediction import Prediction
-from heddle_dask.core.priority import NORMAL, Priority
+from heddle_dask.core.nouns import NORMAL, Prediction, Priority
 from heddle_dask.core.state import State
 from heddle_dask.core.view import ClusterView
 from heddle_dask.cost.engine_cost import fixed_cost
-from heddle_dask.strategies.scheduling.group_first import GroupFirst
-from heddle_dask.strategies.scheduling.least_attained import LeastAttained
-from heddle_dask.strategies.scheduling.longest_first import LongestFirst
+from heddle_dask.strategies.scheduling import GroupFirst, LeastAttained, LongestFirst
 
 VIEW = ClusterView(State())
 

@@ -9,8 +9,7 @@ from worlds.batch_builders import engines_of
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId, TrajectoryId
-from heddle_dask.core.nouns import TrajectorySpec
-from heddle_dask.core.tp_degrees import DegreeRequest, FinishedWork, NodeGpus, TpDegreePlan
+from heddle_dask.core.nouns import DegreeRequest, FinishedWork, NodeGpus, TpDegreePlan, TrajectorySpec
 from heddle_dask.strategies.tp_degrees.assignment import budget_of
 from heddle_dask.strategies.tp_degrees.choice import choose_degrees
 from heddle_dask.strategies.tp_degrees.degrees import Running

@@ -17,8 +17,7 @@ from worlds.batch_builders import capped_works, engines_of
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.partition.work import Work, WorkLoad
-from heddle_dask.strategies.partition.work_plan import WorkEngine
+from heddle_dask.strategies.partition.work import Work, WorkEngine, WorkLoad
 from heddle_dask.strategies.tp_degrees.annealing import anneal, sorted_start
 from heddle_dask.strategies.tp_degrees.choice import choose_degrees
 from heddle_dask.strategies.tp_degrees.covering import earliest_state

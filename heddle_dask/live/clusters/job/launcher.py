@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from heddle_dask.engines.ports import PORTS_VARIABLE
+from heddle_dask.engines.address import PORTS_VARIABLE
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.engines.watchdog import SHIELDED_VARIABLE
 from heddle_dask.live.clusters.job.job_end import JOB_VARIABLE, seconds_to_end, warns_early

@@ -14,7 +14,7 @@ from distributed.utils import get_ip_interface
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.job.options import JobOptions
-from heddle_dask.live.wire.drain_messages import DrainedWorkers, DrainWorkers
+from heddle_dask.live.wire.cluster_messages import DrainedWorkers, DrainWorkers
 from heddle_dask.live.wire.transport import ask_scheduler_at
 
 _RETRY_S = 1.0

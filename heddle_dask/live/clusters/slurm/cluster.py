@@ -28,7 +28,7 @@ from heddle_dask.live.clusters.slurm.scaling import ScalingRule
 from heddle_dask.live.clusters.slurm.scheduler_process import dashboard_url, listen_options
 from heddle_dask.live.clusters.slurm.tending import Tending
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
-from heddle_dask.live.wire.drain_messages import DrainedWorkers, DrainWorkers
+from heddle_dask.live.wire.cluster_messages import DrainedWorkers, DrainWorkers
 from heddle_dask.live.wire.transport import ask_over
 
 _LOG = logging.getLogger(__name__)

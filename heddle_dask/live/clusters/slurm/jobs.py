@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from distributed.deploy.spec import ProcessInterface
 
@@ -23,11 +22,8 @@ _WAITS = (
 _BEGINS = "Step created for"
 
 
-class ScriptOf(Protocol):
-    """Writes the script of a job."""
-
-    def __call__(self, group: WorkerGroup, job_name: str, scheduler: str) -> str:
-        """The script of one job of this group for the scheduler at this address."""
+ScriptOf = Callable[[WorkerGroup, str, str], str]
+"""Writes the script of one job of a group: of this name, for the scheduler at this address."""
 
 
 class LocalGroupJob(ProcessInterface):

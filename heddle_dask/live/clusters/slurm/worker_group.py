@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from heddle_dask.core.errors import BadInput, check_count, check_seconds
-from heddle_dask.core.pools import CPU_POOL, PoolMaximum
-from heddle_dask.core.resources import Resources
+from heddle_dask.core.resources import CPU_POOL, PoolMaximum, Resources
 from heddle_dask.engines.spec import check_hardware
 from heddle_dask.live.clusters.slurm.amounts import slurm_time
 from heddle_dask.live.clusters.slurm.directives import (

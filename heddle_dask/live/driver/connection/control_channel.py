@@ -1,0 +1,168 @@
+"""Long-polls the scheduler plugin for notices, journal lines, counts and failures."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from distributed import Client
+from distributed.comm import CommClosedError
+
+from heddle_dask.core.errors import HeddleError, WriteFailed
+from heddle_dask.live.driver.connection.capacity import Patience
+from heddle_dask.live.driver.connection.missing_capacity import MissingCapacity
+from heddle_dask.live.wire.driver_messages import FetchUpdates, Notice, Updates
+from heddle_dask.live.wire.transport import ask_scheduler
+
+# The longest poll: counts for the progress line and journal lines come at least this often.
+POLL_S = 0.25
+# The longest wait for the answer to the last poll, when the scheduler may be gone.
+_LAST_ANSWER_S = 2 * POLL_S
+# A wait is counted in these: a process that was suspended itself has not waited all that time for an answer.
+_WAIT_S = 1.0
+
+Result = TypeVar("Result")
+
+
+class ControlPlaneFailed(HeddleError):
+    """The run cannot go on: the scheduler plugin failed, and the message holds its traceback, or `ClusterLost`."""
+
+
+class ClusterLost(ControlPlaneFailed):
+    """The cluster runs this session no more; the message is one line.
+
+    What has finished is stored. The run can be resumed, on this cluster or on another one.
+    """
+
+
+async def answered_within(limit_s: float, request: Coroutine[Any, Any, Result]) -> Result:
+    """The answer to a request to the scheduler.
+
+    Raises
+    ------
+    ClusterLost
+        There is no answer in time.
+    """
+    asking = asyncio.ensure_future(request)
+    try:
+        for _ in range(max(1, math.ceil(limit_s / _WAIT_S))):
+            await asyncio.wait({asking}, timeout=min(_WAIT_S, limit_s))
+            if asking.done():
+                return asking.result()
+    finally:
+        asking.cancel()
+    raise ClusterLost(f"the scheduler has not answered for {limit_s:g} s")
+
+
+class ControlChannel:
+    """Polls until closed. `failed` is set, once, when the control plane cannot go on."""
+
+    def __init__(
+        self,
+        client: Client,
+        session: str,
+        on_notice: Callable[[Notice], None],
+        on_journal: Callable[[list[Any]], None],
+        patience: Patience,
+    ) -> None:
+        self._client = client
+        self._scheduler_s = patience.scheduler_s
+        self._missing = MissingCapacity(patience.rejoin_s)
+        self._session = session
+        self._on_notice = on_notice
+        self._on_journal = on_journal
+        self._task: asyncio.Task[None] | None = None
+        self._stopped = False
+        self.counts: Mapping[str, Any] = {}
+        self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def start(self) -> None:
+        """Begin polling."""
+        self._task = asyncio.create_task(self._poll())
+
+    async def _poll(self) -> None:
+        while not (self.failed.done() or self._stopped):
+            try:
+                updates = await answered_within(self._scheduler_s + POLL_S, self._fetch(POLL_S))
+            except ClusterLost as error:
+                self._fail(error)
+                return
+            except (OSError, RuntimeError) as error:
+                self._fail(ClusterLost(f"the scheduler does not answer: {_one_line(error)}"))
+                return
+            except Exception as error:  # another version of heddle_dask answers
+                self._fail(ControlPlaneFailed(f"the scheduler's answer cannot be read: {error!r}"))
+                return
+            try:
+                self.take(updates)
+            except WriteFailed as error:
+                self.failed.set_exception(error)
+                return
+            except (
+                Exception
+            ) as error:  # a poll that ended without a word would leave the run waiting for ever
+                self._fail(ControlPlaneFailed(f"the scheduler's answer cannot be used: {error!r}"))
+                raise
+
+    async def _fetch(self, wait_s: float) -> Updates:
+        return await ask_scheduler(self._client, FetchUpdates(self._session, wait_s))
+
+    async def refresh(self) -> None:
+        """Fetch the updates that there are now, without waiting for more."""
+        if not self.failed.done():
+            self.take(await self.unless_failed(self._fetch(0.0)))
+
+    async def unless_failed(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of work that asks the scheduler; the failure of the control plane, if that comes first."""
+        working = asyncio.ensure_future(work)
+        try:
+            either: tuple[asyncio.Future[Any], ...] = (working, self.failed)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                await self.failed
+            return await working
+        finally:
+            working.cancel()
+
+    def take(self, updates: Updates) -> None:
+        """Hand out the parts of one answer of the scheduler."""
+        if updates.journal:
+            self._on_journal(updates.journal)
+        for notice in updates.notices:
+            self._on_notice(notice)
+        self.counts = updates.counts or self.counts
+        if updates.failure:
+            story = f"the scheduler plugin failed and stopped steering:\n{updates.failure}"
+            self._fail(ControlPlaneFailed(story))
+        lost = updates.stopped or self._missing.too_long(updates.counts, time.monotonic())
+        if lost:
+            self._fail(ClusterLost(lost))
+
+    def _fail(self, failure: ControlPlaneFailed) -> None:
+        if not self.failed.done():
+            self.failed.set_exception(failure)
+
+    def stop(self) -> None:
+        """Start no further poll. The open one goes on: its answer holds journal lines that are sent only once."""
+        self._stopped = True
+
+    async def close(self) -> None:
+        """Stop polling; takes the answer to the open poll, where one comes."""
+        self.stop()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=_LAST_ANSWER_S)
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self.failed.done():
+            self.failed.exception()  # already raised by the run; asyncio must not warn about it again
+        else:
+            self.failed.cancel()
+
+
+def _one_line(error: BaseException) -> str:
+    if isinstance(error, CommClosedError):
+        return "its connection has closed"
+    return " ".join(str(error).split()) or type(error).__name__

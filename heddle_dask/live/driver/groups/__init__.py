@@ -1,0 +1,1 @@
+"""Groups of attempts as a stream."""

@@ -1,0 +1,65 @@
+"""The model of a rollout as the driver needs it: its chat template and tokenizer, loaded and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from heddle_dask.chat.template import ChatTemplate
+from heddle_dask.core.errors import BadInput
+from heddle_dask.live.driver.files.continuation import tokenizer_digest
+from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model directory with its chat template.
+
+    Attributes
+    ----------
+    path
+        Model directory.
+    template_note
+        Why the template would rewrite history; empty if it does not.
+    """
+
+    path: str
+    chat_template_kwargs: Mapping[str, Any]
+    template: ChatTemplate
+    template_note: str
+
+    @classmethod
+    def load(cls, model: ChatModel, note: Callable[[str], None]) -> LoadedModel:
+        """Load the chat template, and say so when it would rewrite history.
+
+        The record keeps what was sampled all the same.
+
+        Parameters
+        ----------
+        note
+            Takes a line for the user.
+
+        Raises
+        ------
+        BadInput
+            The directory has no template or tokenizer that can be used.
+        """
+        path = str(model.path)
+        template = ChatTemplate.load(path).with_variables(model.chat_template_kwargs)
+        template_note = ""
+        try:
+            template.check_append_only()
+        except BadInput as error:
+            template_note = f"{error}; trajectories keep their history as it was sampled"
+            note(f"note: {template_note}")
+        return cls(path, model.chat_template_kwargs, template, template_note)
+
+    def description(self) -> dict[str, Any]:
+        """What the metadata of a run say of its model."""
+        return {
+            "model": self.path,
+            "tokenizer": tokenizer_digest(self.path),
+            **({"template_note": self.template_note} if self.template_note else {}),
+            "chat_template_kwargs": dict(self.chat_template_kwargs),
+        }

@@ -1,0 +1,116 @@
+"""What a run declares about shared resources: model services, and quotas of APIs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.needs import Needs
+from heddle_dask.core.quotas import calls_of
+from heddle_dask.core.resources import GPUS, ApiQuota
+from heddle_dask.engines.model_services.spec import ServiceSpec
+from heddle_dask.live.wire.driver_messages import DeclaredService
+
+
+@dataclass(frozen=True, slots=True)
+class Pools:
+    """Shared resources that programs of a run may name in `Needs`.
+
+    Attributes
+    ----------
+    services
+        Model services (`ServiceSpec`): ``Needs(service=name)``, `Context.score`, `Context.logprobs`.
+    quotas
+        Quotas of APIs (`ApiQuota`): ``Needs(api={name: 1})``.
+
+    Raises
+    ------
+    BadInput
+        A value of another type, two of one name, or a service whose model directory is missing.
+    """
+
+    services: Sequence[ServiceSpec] = ()
+    quotas: Sequence[ApiQuota] = ()
+
+    def __post_init__(self) -> None:
+        for name, kind in (("services", ServiceSpec), ("quotas", ApiQuota)):
+            given = getattr(self, name)
+            if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
+                raise BadInput(f"pools: {name} is {given!r}: use a list of {kind.__name__}(…)")
+            for each in given:
+                if not isinstance(each, kind):
+                    raise BadInput(f"pools: {name} has {each!r}: use {kind.__name__}(…)")
+            names = [each.name for each in given]
+            twice = sorted({each for each in names if names.count(each) > 1})
+            if twice:
+                raise BadInput(f"pools: two {name} have the name {twice[0]!r}: give each its own")
+            object.__setattr__(self, name, tuple(given))
+        for service in self.services:
+            service.check_model()
+
+    def service(self, name: str) -> ServiceSpec:
+        """The declared service of this name.
+
+        Raises
+        ------
+        BadInput
+            There is none.
+        """
+        for each in self.services:
+            if each.name == name:
+                return each
+        known = ", ".join(each.name for each in self.services) or "none"
+        raise BadInput(f"service {name!r} is not declared: add it to Pools(services=…) (declared: {known})")
+
+    def check(self, needs: Needs) -> None:
+        """Refuse needs that name what was not declared.
+
+        Raises
+        ------
+        BadInput
+            Its service or an API is not declared, its quota never allows so many calls at once, or the service cannot
+            be resident on so many GPUs.
+        """
+        self._check_apis(needs)
+        if not needs.service:
+            return
+        service = self.service(needs.service)
+        asked = needs.demand()[GPUS]
+        if asked.most and not any(size in asked for size in service.gpus):
+            sizes = ", ".join(map(str, service.gpus))
+            raise BadInput(f"needs: service {service.name} runs on {sizes} GPUs, not on {needs.gpus}")
+
+    def check_rewards(self, environments: Sequence[object]) -> None:
+        """Refuse rewards that need what was not declared: otherwise the first would fail after its whole trajectory.
+
+        Raises
+        ------
+        BadInput
+        """
+        for environment in environments:
+            needs = getattr(environment, "reward_needs", None)
+            if isinstance(needs, Needs):
+                self.check(needs)
+
+    def _check_apis(self, needs: Needs) -> None:
+        quotas = {each.name: each for each in self.quotas}
+        for name, calls in calls_of(needs.demand().least):
+            if name not in quotas:
+                known = ", ".join(quotas) or "none"
+                raise BadInput(f"api {name!r} is not declared: add it to Pools(quotas=…) (declared: {known})")
+            most = quotas[name].most_at_once
+            if most is not None and calls > most:
+                raise BadInput(f"needs: {calls} calls of api {name} at once; its quota allows {most}")
+
+    @property
+    def declared_services(self) -> tuple[DeclaredService, ...]:
+        """The services as the scheduler is told of them."""
+        return tuple(DeclaredService(each.declared(), each.to_mapping()) for each in self.services)
+
+    def description(self) -> dict[str, Any]:
+        """JSON-able facts for the store; empty where nothing is declared."""
+        if not self.services:
+            return {}
+        return {"services": [service.to_mapping() for service in self.services]}

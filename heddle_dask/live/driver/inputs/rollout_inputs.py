@@ -1,0 +1,337 @@
+"""What `Rollout` is given in several forms, in the one form that it uses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, TypeVar, get_args
+
+from heddle_dask.core.errors import BadInput, check_count
+from heddle_dask.engines.spec import DEFAULT_KIND, EngineOptions, EngineSpec, engine_kind
+from heddle_dask.environments.base import Environment, Task
+from heddle_dask.environments.functions import as_environment
+from heddle_dask.live.driver.connection.capacity import Patience
+from heddle_dask.live.driver.files.run_writer import WriteMode
+from heddle_dask.live.driver.inputs.telemetry import Telemetry
+from heddle_dask.live.driver.session.degrees import AskedDegrees, checked_degrees
+from heddle_dask.live.driver.settings import configured, configured_strategy
+from heddle_dask.strategies.presets import Strategy
+
+Tasks = int | Sequence[Task | str]
+Value = TypeVar("Value")
+
+
+@configured("engines", leave_out=("tp_degrees", "cost", "spec", "patience"), instead="spec")
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """The LLM engines of a rollout; settings of `kind`, `count`, `slots`, `kv_transfer`: ``heddle.engines``.
+
+    Attributes
+    ----------
+    kind
+        ``"vllm"`` (the default), ``"emulated"``, or ``"package.module:object"`` for a kind of another package.
+    count
+        How many engines must answer before a run starts. None: one on every worker tagged ``ENGINE``. With
+        `tp_degrees`: how many workers that can host an engine must be there.
+    slots
+        Most sequences in one batch of an engine; None: as `EngineSpec`. With `tp_degrees`: of an engine of TP degree 1,
+        or of the degree of `spec`; engines of other degrees have proportionally more or fewer.
+    kv_transfer
+        Whether engines transfer KV caches to one another.
+    tp_degrees
+        GPUs of each engine. None: every worker hosts an engine as `kind` or `spec` says. A list, such as
+        ``[2, 1, 1]``: these, on the GPUs that the workers of each node share. ``"auto"``: before each batch, those
+        under which it is expected to end earliest. See ``docs/degrees.md``.
+    dtype
+        Type of the weights; ``"auto"``: as the model's configuration says.
+    options
+        Options that only this kind has, such as `VllmOptions`; None: their defaults.
+    cost
+        What one engine is believed to cost (a form of `cost.engine_cost.cost_from_mapping`), or that by TP degree
+        (``{"1": …, "2": …}``); an emulated engine named by `kind` also takes that time. None: an emulated engine's own
+        cost, else the profile that the strategies name.
+    spec
+        A whole engine in place of `kind`, `slots`, `kv_transfer`, `dtype` and `options`. None: an engine of that kind,
+        with the context and the seed of the rollout.
+    patience
+        Seconds to wait for workers and engines.
+
+    Raises
+    ------
+    BadInput
+        A value that no engine can have, or one that `spec` contradicts.
+    """
+
+    kind: str = DEFAULT_KIND
+    count: int | None = None
+    slots: int | None = None
+    kv_transfer: bool = False
+    tp_degrees: AskedDegrees = None
+    cost: Mapping[str, Any] | None = None
+    dtype: str = "auto"
+    options: EngineOptions | None = None
+    spec: EngineSpec | None = None
+    patience: Patience = field(default_factory=Patience)
+
+    def __post_init__(self) -> None:
+        if self.spec is None:
+            options_type = engine_kind(self.kind).options_type
+            if self.options is not None and not isinstance(self.options, options_type):
+                raise BadInput(f"engines: options is {self.options!r}: use {options_type.__name__}(…)")
+        else:
+            self._check_spec(self.spec)
+        for name, value in (("count", self.count), ("slots", self.slots)):
+            if value is not None:
+                check_count(f"engines: {name}", value)
+        if not isinstance(self.kv_transfer, bool):
+            raise BadInput(f"engines: kv_transfer is {self.kv_transfer!r}: use True or False")
+        object.__setattr__(self, "tp_degrees", checked_degrees(self.tp_degrees))
+        if self.cost is not None and not isinstance(self.cost, Mapping):
+            raise BadInput(f"engines: cost is {self.cost!r}: use a mapping such as {{'profile': NAME}}")
+        if not isinstance(self.patience, Patience):
+            raise BadInput(f"engines: patience is {self.patience!r}: use Patience(workers_s=…, …)")
+
+    def _check_spec(self, spec: EngineSpec) -> None:
+        if not isinstance(spec, EngineSpec):
+            raise BadInput(f"engines: spec is {spec!r}: use an EngineSpec")
+        defaults = {each.name: each.default for each in fields(self)}
+        for name in ("kind", "slots", "kv_transfer", "dtype", "options"):
+            value = getattr(self, name)
+            if value not in (defaults[name], getattr(spec, name)):
+                raise BadInput(
+                    f"engines: {name} is {value!r}, in the spec {getattr(spec, name)!r}: set it in the spec"
+                )
+
+    @classmethod
+    def of(cls, engines: str | EngineSpec | Engines | None) -> Engines:
+        """Engines named by their kind, described by one spec, or given in full; None: those of the settings.
+
+        Raises
+        ------
+        BadInput
+            None of these, or as the constructor.
+        """
+        if engines is None:
+            return cls()
+        if isinstance(engines, Engines):
+            return engines
+        if isinstance(engines, EngineSpec):
+            return cls(spec=engines)
+        if isinstance(engines, str):
+            return cls(engines)
+        raise BadInput(f"engines is {engines!r}: use a kind such as 'vllm', an EngineSpec or Engines(…)")
+
+    def spec_for(self, model: str, max_context_tokens: int | None, seed: int) -> EngineSpec:
+        """Describe one engine for this model; a `spec` that was given stays as it is.
+
+        Raises
+        ------
+        BadInput
+            A value that an engine of this kind cannot have.
+        """
+        if self.spec is not None:
+            return self.spec
+        kind = engine_kind(self.kind)
+        options = kind.options_for(self.cost) if self.options is None else self.options
+        if self.options is not None and self.cost is not None:
+            options = self.options.with_cost(self.cost)
+        return EngineSpec(
+            kind=self.kind,
+            model=model,
+            slots=self.slots,
+            kv_transfer=self.kv_transfer,
+            max_model_len=max_context_tokens,
+            seed=seed,
+            dtype=self.dtype,
+            options=options,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ChatModel:
+    """The model of a rollout.
+
+    Attributes
+    ----------
+    path
+        Model directory.
+    chat_template_kwargs
+        JSON-able variables of its chat template, such as ``{"enable_thinking": False}``. A program may set more
+        (`Context.set_template`).
+
+    Raises
+    ------
+    BadInput
+        No path, or variables that are no mapping or not JSON-able.
+    """
+
+    path: str | Path
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | Path):
+            raise BadInput(f"model is {self.path!r}: use the path of a model directory")
+        stored = None
+        if isinstance(self.chat_template_kwargs, Mapping):
+            with suppress(TypeError, ValueError):
+                # As they are read again from a stored run.
+                stored = json.loads(json.dumps(dict(self.chat_template_kwargs), allow_nan=False))
+        if stored is None:
+            raise BadInput(
+                f"model: chat_template_kwargs is {self.chat_template_kwargs!r}: use a mapping of names to JSON values"
+            )
+        object.__setattr__(self, "chat_template_kwargs", stored)
+
+    @classmethod
+    def of(cls, model: str | Path | ChatModel) -> ChatModel:
+        """A model directory without variables, or what was given in full.
+
+        Raises
+        ------
+        BadInput
+            As the constructor.
+        """
+        return model if isinstance(model, ChatModel) else cls(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a rollout stores its trajectories.
+
+    Attributes
+    ----------
+    path
+        Zarr store; the journal is written beside it.
+    mode
+        ``"create"`` (the default) refuses an existing path, ``"append"`` adds to a run, ``"overwrite"`` replaces it,
+        ``"resume"`` finishes it.
+    metadata
+        JSON-able facts, stored with those that the rollout itself describes; of equal names, these win.
+    telemetry
+        Where spans of trajectories, steps and actions go; None: as the settings say, else nowhere.
+
+    Raises
+    ------
+    BadInput
+        No path, an unknown mode, or metadata that are no mapping.
+    """
+
+    path: str | Path
+    mode: WriteMode = "create"
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    telemetry: Telemetry | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.path, str | Path) or not str(self.path):
+            raise BadInput(f"out: path is {self.path!r}: use a path such as 'runs/x.zarr'")
+        object.__setattr__(self, "path", Path(self.path))
+        if self.mode not in get_args(WriteMode):
+            raise BadInput(f"out: mode is {self.mode!r}: use one of {', '.join(get_args(WriteMode))}")
+        if not isinstance(self.metadata, Mapping):
+            raise BadInput(f"out: metadata is {self.metadata!r}: use a mapping")
+        object.__setattr__(self, "metadata", dict(self.metadata))
+
+    @classmethod
+    def of(cls, out: str | Path | Output | None) -> Output | None:
+        """A new store at a path, or what was given in full; None: trajectories are kept in memory only.
+
+        Raises
+        ------
+        BadInput
+            As the constructor.
+        """
+        return out if out is None or isinstance(out, Output) else cls(out)
+
+
+def given_or_default(name: str, kind: type[Value], value: Value | None) -> Value:
+    """The value of a parameter; not given: that with all defaults.
+
+    Raises
+    ------
+    BadInput
+        It is of another type.
+    """
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        raise BadInput(f"{name} is {value!r}: use {kind.__name__}(…)")
+    return value
+
+
+def strategy_of(strategy: str | Strategy | None) -> Strategy:
+    """A strategy, or a preset by its name; None: the preset of the settings.
+
+    Raises
+    ------
+    BadInput
+        There is no such preset.
+    """
+    if strategy is not None:
+        return Strategy.of(strategy)
+    preset = configured_strategy()
+    if preset is None:
+        return Strategy()
+    try:
+        return Strategy(preset)
+    except BadInput as error:
+        raise BadInput(f"Dask configuration: heddle.strategy: {error}") from None
+
+
+def environment_of(env: object) -> Environment:
+    """An environment from its name, ``replay:TRACE``, ``package.module:function``, a coroutine function or itself.
+
+    Raises
+    ------
+    BadInput
+        There is none of that name, or it is none.
+    """
+    if isinstance(env, str):
+        # Names load the environments that ship, and with them libraries that a user's own may not need.
+        from heddle_dask.environments.loading import load_environment
+
+        loaded: Environment = load_environment(env)
+        return loaded
+    return as_environment(env)
+
+
+def tasks_of(tasks: Tasks, environment: Environment, seed: int) -> list[Task]:
+    """Tasks drawn from the environment, or those given; a string is a prompt.
+
+    Raises
+    ------
+    BadInput
+        There is none, two have the same id, or the environment cannot give any.
+    """
+    if isinstance(tasks, int):
+        if tasks < 1:
+            raise BadInput(f"tasks is {tasks}: use at least 1")
+        chosen = _drawn(tasks, environment, seed)
+    else:
+        chosen = [
+            Task(task_id=f"task-{i}", prompt=task) if isinstance(task, str) else task
+            for i, task in enumerate(tasks)
+        ]
+    seen: set[str] = set()
+    for task in chosen:
+        if task.task_id in seen:
+            raise BadInput(f"two tasks have the id '{task.task_id}': give each its own")
+        seen.add(task.task_id)
+    return chosen
+
+
+def _drawn(count: int, environment: Environment, seed: int) -> list[Task]:
+    """Tasks of an environment, which may be a user's program and fail in any way."""
+    try:
+        drawn = list(environment.tasks(count, seed))
+    except BadInput:
+        raise
+    except (Exception, SystemExit) as error:
+        told = " ".join(f"{type(error).__name__}: {error}".split())
+        raise BadInput(f"environment {environment.name!r}: tasks({count}, {seed}) failed: {told}") from error
+    if not drawn or not all(isinstance(task, Task) for task in drawn):
+        what = f"a {type(next(t for t in drawn if not isinstance(t, Task))).__name__}" if drawn else "none"
+        raise BadInput(f"environment {environment.name!r}: tasks({count}, {seed}) gave {what}: give it tasks")
+    return drawn

@@ -1,0 +1,500 @@
+"""The context that an agent program is given: through it the program reaches the model and tools.
+
+It owns the token record. Sampled tokens are kept as they were sampled; a message is rendered once. Results of steps
+and actions are journalled when they arrive, so that a program can be run again up to where it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import TrajectoryId
+from heddle_dask.core.needs import Given, Needs
+from heddle_dask.core.nouns import TrajectorySpec
+from heddle_dask.core.sampling import StructuredOutput
+from heddle_dask.engines.contract import GenerateResult, SamplingParams, VersionSpan
+from heddle_dask.environments.base import ActionKind, Reply, Role
+from heddle_dask.live.driver.programs import service_calls
+from heddle_dask.live.driver.programs.action_calls import ActionCalls
+from heddle_dask.live.driver.programs.branch import Branch, fork_seed
+from heddle_dask.live.driver.programs.branch_port import BranchPort
+from heddle_dask.live.driver.programs.open_step import OpenStep
+from heddle_dask.live.driver.programs.pending_input import PendingInput
+from heddle_dask.live.driver.programs.program_errors import BudgetExhausted
+from heddle_dask.live.driver.programs.sandbox_calls import LiveSandbox
+from heddle_dask.live.driver.programs.sandbox_options import sandbox_spec
+from heddle_dask.live.driver.programs.services import Recorded, Services
+from heddle_dask.live.driver.programs.side_by_side import side_by_side
+from heddle_dask.live.driver.programs.step_answers import StepAnswers
+from heddle_dask.live.driver.programs.step_options import StepOptions, with_seed_of
+from heddle_dask.live.driver.programs.stop_strings import cut_at_stop, tokens_to_stop
+from heddle_dask.live.wire.messages import StepResult
+from heddle_dask.records.token_record import TokenRecord
+from heddle_dask.records.trajectory import ActionRecord, StepRecord
+
+
+class LiveContext:
+    """One trajectory's context; implements `heddle_dask.environments.base.Context`."""
+
+    def __init__(
+        self,
+        services: Services,
+        spec: TrajectorySpec,
+        seed: int,
+        recorded: Recorded | None = None,
+        branch: Branch | None = None,
+    ) -> None:
+        self._services = services
+        self._spec = spec
+        self._seed = seed
+        self._port = BranchPort(services, spec, recorded, branch)
+        self._branch = self._port.branch
+        self._answers = StepAnswers(self._port, seed)
+        self._calls = ActionCalls(self._port)
+        self._sandboxes = itertools.count()
+        self._forks: list[LiveContext] = []
+        self._input = PendingInput(services.template)
+        self._told_done = False
+        # The step that is awaited.
+        self._open: OpenStep | None = None
+        # Attempts at the next step that were cancelled or have failed.
+        self._given_up = 0
+        self.record = TokenRecord()
+        self.steps: list[StepRecord] = []
+        self._generated = 0
+        self._dropped = 0
+
+    # -- what the program may ask ------------------------------------------------------------------
+
+    @property
+    def seed(self) -> int:
+        """The seed of this trajectory."""
+        return self._seed
+
+    @property
+    def max_context_tokens(self) -> int:
+        """Longest context, prompt and generated tokens together."""
+        return self._services.max_context_tokens
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens in the record, and those that were appended and are not sent yet."""
+        return len(self.record) + self._input.tokens(self.record)
+
+    @property
+    def done(self) -> bool:
+        """True when no further step is allowed."""
+        if self._exhausted():
+            self._told_done = True
+        return self._told_done
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether the program was told that its budget is used up."""
+        return self._told_done or any(fork.was_stopped for fork in self._forks)
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """Facts that are stored with the trajectory; all its branches share them."""
+        return self._branch.tree.metadata
+
+    def fork(self) -> LiveContext:
+        """A second context with the same history, which goes on by itself; see the protocol.
+
+        Raises
+        ------
+        RuntimeError
+            A step is awaited, or the program has ended.
+        """
+        self._check_rests("fork()")
+        number = len(self._forks) + 1
+        branch = self._branch.forked(number, self._next_step)
+        recorded = branch.recorded
+        spec = replace(
+            self._spec,
+            trajectory_id=TrajectoryId(f"{self._spec.trajectory_id}#{number}"),
+            prompt_tokens=self.context_tokens,
+            resumed_tokens=recorded.generated_tokens,
+        )
+        fork = LiveContext(self._services, spec, fork_seed(self._seed, number), recorded, branch)
+        fork.record = self.record.shared()
+        fork._input = self._input.copy()
+        self._forks.append(fork)
+        return fork
+
+    def set_template(self, **variables: Any) -> None:
+        """Set variables of the chat template; see the protocol.
+
+        Raises
+        ------
+        BadInput
+            Something was appended before, a name is no variable, or the template cannot be used with these values.
+        """
+        if self.context_tokens:
+            raise BadInput("set_template: set variables of the chat template before anything is appended")
+        self._input.template = self._input.template.with_variables(variables)
+
+    def append(self, role: Role, text: str) -> None:
+        """Add a message for the next step; see the protocol."""
+        self._input.append(self.record, role, text, first_step=self._next_step == 0)
+
+    def append_tokens(self, token_ids: Sequence[int]) -> None:
+        """Add raw token ids for the next step, masked."""
+        self._input.append_tokens(self.record, token_ids, first_step=self._next_step == 0)
+
+    async def generate(
+        self,
+        *,
+        max_tokens: int | None = None,
+        temperature: float | None = None,
+        top_p: float | None = None,
+        top_k: int | None = None,
+        min_p: float | None = None,
+        stop: str | Sequence[str] | None = None,
+        structured: StructuredOutput | None = None,
+        seed: int | None = None,
+        n: int = 1,
+        ignore_eos: bool = False,
+    ) -> Reply:
+        """Run one LLM step over everything appended so far, `n` times; the parameters are those of the protocol.
+
+        Raises
+        ------
+        BadInput
+            A parameter that is not allowed.
+        BudgetExhausted
+            No further step is allowed; `done` says so before.
+        StepLost
+            The engine refuses the step, or it was lost too often.
+        RuntimeError
+            The step before is still awaited: a context is one conversation.
+
+        A step that is cancelled (by ``asyncio.timeout``, for instance) leaves no token behind: the engine stops, and
+        the next step starts from the same messages. Messages that are appended in between follow an empty answer. Of
+        `n` continuations, one that fails cancels the others.
+        """
+        self._check_rests("generate()")
+        options = StepOptions(
+            max_tokens, temperature, top_p, top_k, min_p, stop, structured, seed, n, ignore_eos
+        )
+        self._render()
+        if self._exhausted():
+            self._told_done = True
+            raise BudgetExhausted(self._why_exhausted())
+        sampling = options.completed(
+            self._services.sampling,
+            self._services.budget,
+            self.max_context_tokens - len(self.record),
+            self._input.template.end_token_ids,
+        )
+        contexts = [self, *(self.fork() for _ in range(1, options.n))]
+        for number, context in enumerate(contexts):
+            context._open_step(with_seed_of(sampling, number))
+        try:
+            with self._branch.tree.waiting():
+                await side_by_side([context._finish_step() for context in contexts])
+        except (Exception, asyncio.CancelledError):
+            # A context whose step has failed has no open step any more.
+            for context in contexts:
+                context._give_up()
+            raise
+        first, *others = [context._close() for context in contexts]
+        return replace(first, alternatives=tuple(others))
+
+    async def call(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        cpus: Given | None = None,
+        needs: Needs | None = None,
+        kind: ActionKind = "tool",
+        label: str | None = None,
+        timeout_s: float | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Run a function as an action on the tool pool and return its value.
+
+        Raises
+        ------
+        ActionFailed
+        BadInput
+            A parameter that is not allowed.
+        """
+        return await self._calls.call(
+            function,
+            args,
+            kwargs,
+            cpus=cpus,
+            needs=needs,
+            kind=kind,
+            label=label,
+            timeout_s=timeout_s,
+            after_step=self._next_step - 1,
+        )
+
+    async def score(
+        self,
+        service: str,
+        inputs: Sequence[str | Sequence[int]] | None = None,
+        *,
+        gpus: Given = 0,
+        kind: ActionKind = "reward",
+        timeout_s: float | None = None,
+    ) -> list[float]:
+        """One number for each input from a model service; the parameters are those of the protocol.
+
+        Raises
+        ------
+        ActionFailed
+        BadInput
+            The service is not declared, does not score, or an input is neither a text nor token ids.
+        """
+        given = [self.record.token_ids] if inputs is None else inputs
+        call = partial(self.call, kind=kind)
+        return await service_calls.score(
+            call, self._services.pools, service, given, gpus=gpus, timeout_s=timeout_s
+        )
+
+    async def logprobs(
+        self,
+        service: str,
+        token_ids: Sequence[int] | None = None,
+        *,
+        start: int = 1,
+        gpus: Given = 0,
+        kind: ActionKind = "reward",
+        timeout_s: float | None = None,
+    ) -> list[float]:
+        """The logprob of each token from a model service; the parameters are those of the protocol.
+
+        Raises
+        ------
+        ActionFailed
+        BadInput
+            The service is not declared, gives no logprobs, or `start` is no position of a token after the first.
+        """
+        ids = self.record.token_ids if token_ids is None else token_ids
+        call = partial(self.call, kind=kind)
+        return await service_calls.logprobs(
+            call, self._services.pools, service, ids, start=start, gpus=gpus, timeout_s=timeout_s
+        )
+
+    def sandbox(
+        self,
+        *,
+        root: str = "",
+        kind: str = "",
+        files: Mapping[str, bytes | str] | None = None,
+        setup: Sequence[str] = (),
+        memory: int | str = "512 MiB",
+        disk: int | str = "256 MiB",
+        network: bool = False,
+        **limits: Any,
+    ) -> LiveSandbox:
+        """A sandbox that keeps its files between calls; see the protocol.
+
+        Raises
+        ------
+        BadInput
+            A parameter that is not allowed.
+        """
+        self._port.check_goes_on("sandbox()")
+        weak = self._services.budget.sandbox == "weak"
+        spec = sandbox_spec(
+            root=root,
+            kind=kind,
+            files=files,
+            setup=setup,
+            memory=memory,
+            disk=disk,
+            network=network,
+            weak_allowed=weak,
+            **limits,
+        )
+        return LiveSandbox(
+            self._port, self._calls, lambda: next(self._sandboxes), lambda: self._next_step - 1, spec
+        )
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def _open_step(self, sampling: SamplingParams) -> None:
+        self._open = OpenStep(
+            index=self._next_step,
+            start=len(self.record),
+            sampling=sampling,
+            submitted_s=self._services.clock(),
+            came_from=self.steps[-1].engine_id if self.steps else "",
+            attempt=self._given_up,
+            send_all=self._given_up > 0,
+        )
+
+    async def _finish_step(self) -> None:
+        """Ask for the open step until it is finished."""
+        step = self._open
+        assert step is not None
+        try:
+            while not step.finished:
+                self._open = step = self._take(step, await self._answers.next(step, self.record))
+        except Exception:
+            self._drop_step()
+            raise
+
+    def _give_up(self) -> None:
+        """The open step, if there is one, is cancelled, or the run is interrupted."""
+        step = self._open
+        if step is None:
+            return
+        self._drop_step()
+        self._answers.give_up(step)
+
+    def _drop_step(self) -> None:
+        """The open step ends without a reply: tokens that it sampled are dropped."""
+        step, self._open = self._open, None
+        assert step is not None
+        self._given_up = step.attempt + (not step.finished)
+        self.record = self.record.fork(step.start)
+        self._generated -= step.generated
+        self._dropped += step.generated
+
+    def _take(self, step: OpenStep, result: StepResult) -> OpenStep:
+        """Fold one answer into the record and the open step."""
+        if result.status == "refused":
+            raise self._answers.lost(step, f"step {step.index}: {result.message}")
+        attempt = step.attempt + 1
+        if result.status in ("engine-lost", "context-missing"):
+            lost = attempt - self._given_up
+            if lost >= self._services.retries.max_step_attempts:
+                raise self._answers.lost(step, f"step {step.index} was lost {lost} times: {result.message}")
+            # With the engine, the worker's copy of the context may be gone: send everything.
+            return step.asked_again()
+        if result.status == "aborted" and step.sampling.structured is not None:
+            return step.begun_again(result)
+        if step.sampling.stop:
+            result = self._ended_at_stop(step, result)
+        ids = np.asarray(result.generated.token_ids, dtype="<i4")
+        self._append_sampled(ids, result.generated)
+        self._answers.held.answered(self.record, ids.tobytes())
+        self._generated += len(ids)
+        step = step.with_part(result, len(ids))
+        if result.status == "aborted" and step.tokens_left <= 0:
+            ended = replace(result.generated, finish_reason="length")
+            return replace(step, last=replace(result, status="ok", generated=ended))
+        return step
+
+    def _ended_at_stop(self, step: OpenStep, result: StepResult) -> StepResult:
+        """The answer up to the token that completes a stop string, if one does."""
+        whole = [*self.record.token_ids[step.start :].tolist(), *result.generated.token_ids]
+        tokens = tokens_to_stop(self._input.template.decode, whole, step.sampling.stop)
+        if tokens is None:
+            return result
+        if tokens < len(whole):
+            self._answers.held.not_sent()  # the worker holds more than the record
+        return cut_at_stop(result, tokens - step.generated)
+
+    def _append_sampled(self, ids: Any, made: GenerateResult) -> None:
+        if not len(ids):
+            return  # stopped before its first token: no policy has sampled anything
+        logprobs = np.asarray(made.logprobs, dtype="<f4")
+        for span in made.version_spans or (VersionSpan(made.policy_version, 0, len(ids)),):
+            part = slice(span.start, span.stop)
+            self.record.append_sampled(ids[part], logprobs[part], span.policy_version)
+
+    def _close(self) -> Reply:
+        step, self._open = self._open, None
+        assert step is not None and step.last is not None, step
+        last = step.last
+        self._given_up = 0
+        self.steps.append(step.as_record(len(self.record), self._services.clock()))
+        ids = self.record.token_ids[step.start :]
+        self._input.turn_ended = len(ids) > 0 and int(ids[-1]) in self._input.template.end_token_ids
+        return Reply(
+            text=self._input.template.decode(ids.tolist()),
+            token_ids=tuple(ids.tolist()),
+            logprobs=tuple(self.record.logprobs[step.start :].tolist()),
+            finish_reason="stop" if last.generated.finish_reason == "stop" else "length",
+            engine_s=step.engine_s,
+            context=self,
+        )
+
+    def _exhausted(self) -> bool:
+        return (
+            self._next_step >= self._services.budget.max_steps
+            or self.context_tokens >= self.max_context_tokens
+        )
+
+    def _why_exhausted(self) -> str:
+        budget = self._services.budget
+        if self._next_step >= budget.max_steps:
+            return f"it used its {budget.max_steps} steps"
+        return f"its context of {self.context_tokens} tokens fills the limit of {self.max_context_tokens}"
+
+    def _render(self) -> None:
+        """Turn what was appended into tokens of the record."""
+        self._input.render(self.record, first_step=self._next_step == 0)
+
+    @property
+    def _next_step(self) -> int:
+        """Number of the next step: of all steps that led here, those before a fork included."""
+        return self._branch.steps + len(self.steps)
+
+    def _check_rests(self, what: str) -> None:
+        self._port.check_goes_on(what)
+        if self._open is not None:
+            raise RuntimeError(f"{what} while the step before is awaited: await one step after the other")
+
+    # -- of the driver -----------------------------------------------------------------------------
+
+    @property
+    def actions(self) -> list[ActionRecord]:
+        """The actions of this branch, in the order of their calls."""
+        return self._calls.records
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that all branches have sampled."""
+        return self._generated + sum(fork.generated_tokens for fork in self._forks)
+
+    @property
+    def dropped_tokens(self) -> int:
+        """Tokens that answered parts of steps had sampled which then ended without a reply, in all branches."""
+        return self._dropped + sum(fork.dropped_tokens for fork in self._forks)
+
+    def interrupt(self) -> None:
+        """The run is ending: steps that are cancelled from now on are not the program's doing."""
+        self._branch.tree.interrupted = True
+
+    def end(self) -> None:
+        """The program has ended: what it has left running is cancelled."""
+        self._branch.tree.end()
+
+    def branches(self) -> Iterator[LiveContext]:
+        """This context and all that were forked from it, each before its own forks."""
+        yield self
+        for fork in self._forks:
+            yield from fork.branches()
+
+    def transcript_texts(self) -> tuple[tuple[str, ...], str]:
+        """The texts of its steps, and the whole of it decoded."""
+        decode, record = self._input.template.decode, self.finished_record
+        ids = record.token_ids
+        spans = [(step.token_start, step.token_stop) for step in self.steps]
+        replies = tuple(decode(ids[start:stop].tolist()) for start, stop in spans)
+        return replies, decode(ids.tolist())
+
+    @property
+    def announced(self) -> TrajectoryId | None:
+        """The name by which the scheduler knows this branch; None before its first request."""
+        return self._spec.trajectory_id if self._port.announced else None
+
+    @property
+    def finished_record(self) -> TokenRecord:
+        """The record without the tokens of a step that has not ended."""
+        return self.record if self._open is None else self.record.fork(self._open.start)

@@ -1,0 +1,1 @@
+"""Attempts that run side by side: their programs, their rewards, their ends."""

@@ -1,0 +1,1 @@
+"""A session on a cluster, and its engines."""

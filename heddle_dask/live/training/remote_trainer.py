@@ -1,0 +1,122 @@
+"""A trainer on a Dask worker: every order is a future that only a worker tagged ``TRAINER`` may run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from distributed import Client
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.live.wire.messages import TRAINER_RESOURCE
+from heddle_dask.live.worker.trainer_host import TrainerHost, ask_trainer, end_trainer
+from heddle_dask.training.trainer import TrainerState, TrainReport
+from heddle_dask.training.trainer_spec import TrainerSpec
+
+
+class RemoteTrainer:
+    """`training.trainer.Trainer` on the cluster of a client. Its process dies and comes back without the caller.
+
+    Its methods are awaited on the client's event loop. Paths are those of the trainer's machine: a directory that it
+    shares with the driver.
+
+    Parameters
+    ----------
+    client
+        Of a cluster that has a worker tagged ``TRAINER`` (``LocalRolloutCluster(trainers=1)``).
+    """
+
+    def __init__(self, client: Client, spec: TrainerSpec) -> None:
+        self._client = client
+        self._spec = spec
+        self._registered = False
+
+    async def state(self) -> TrainerState:
+        """Where it stands; starts its process."""
+        return _state(await self._ask("GET", "/state"))
+
+    async def process_id(self) -> int:
+        """Pid of the process of its first rank."""
+        return int((await self._ask("GET", "/state"))["pid"])
+
+    async def train(self, batch: Path, version: PolicyVersion) -> TrainReport:
+        """See `Trainer.train`.
+
+        Raises
+        ------
+        BadInput
+            The batch or the version cannot be trained.
+        ServiceFailed
+            Process after process of the trainer died of this batch.
+        """
+        answer = await self._ask("POST", "/train", {"batch": str(Path(batch).absolute()), **_named(version)})
+        return TrainReport(_state(answer["state"]), answer["metrics"], answer["seconds"])
+
+    async def publish(self, version: PolicyVersion, store: str) -> str:
+        """See `Trainer.publish`.
+
+        Raises
+        ------
+        BadInput
+            The store cannot be written, or the trainer has no checkpoint of this version.
+        """
+        return str((await self._ask("POST", "/publish", {**_named(version), "store": store}))["manifest"])
+
+    async def keep_best(self, version: PolicyVersion, reward: float) -> None:
+        """See `Trainer.keep_best`.
+
+        Raises
+        ------
+        BadInput
+            The checkpoint has been removed already.
+        """
+        await self._ask("POST", "/keep", {**_named(version), "reward": reward})
+
+    async def export_merged(self, directory: Path) -> None:
+        """Write the newest weights with their adapter merged into them, as a model directory.
+
+        Raises
+        ------
+        BadInput
+            No adapter is trained, or the directory exists.
+        """
+        await self._ask("POST", "/export", {"directory": str(Path(directory).absolute())})
+
+    async def close(self) -> None:
+        """End its process."""
+        if self._registered:
+            await self._on_trainer(end_trainer)
+
+    async def _ask(self, method: str, path: str, body: Any = None) -> Any:
+        if not self._registered:
+            await self._check_worker()
+            # Also on workers that were started without the preload; it changes nothing where it is there.
+            await self._client.register_plugin(TrainerHost())
+            self._registered = True
+        return await self._on_trainer(ask_trainer, self._spec.to_mapping(), method, path, body)
+
+    async def _check_worker(self) -> None:
+        scheduler: Any = self._client.scheduler
+        workers = (await scheduler.identity(n_workers=-1))["workers"]
+        if not any(TRAINER_RESOURCE in worker["resources"] for worker in workers.values()):
+            raise BadInput(
+                f"the cluster has no worker for a trainer: start one with --resources {TRAINER_RESOURCE}=1 "
+                "--preload workers.trainer_worker"
+            )
+
+    async def _on_trainer(self, function: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
+        future = self._client.submit(function, *arguments, pure=False, resources={TRAINER_RESOURCE: 1})
+        return await self._client.gather(future, asynchronous=True)
+
+
+def _named(version: PolicyVersion) -> dict[str, Any]:
+    return {"lineage": version.lineage, "number": version.number}
+
+
+def _state(answer: dict[str, Any]) -> TrainerState:
+    checkpoint = answer["checkpoint"]
+    return TrainerState(
+        PolicyVersion(answer["lineage"], answer["number"]), None if checkpoint is None else Path(checkpoint)
+    )

@@ -1,1 +1,0 @@
-"""Options of the predictor that a session runs."""

@@ -1,1 +1,0 @@
-"""Preemption: which running step is stopped for a waiting one."""

@@ -1,1 +1,0 @@
-"""Scheduling: the order of the steps of one engine."""

@@ -1,0 +1,66 @@
+"""What `make test` says of its seconds."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "test_times.py"
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    """A copy, which writes beside itself."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "tests").mkdir()
+    return Path(shutil.copy(SCRIPT, tmp_path / "scripts"))
+
+
+def call(script: Path, *words: str) -> tuple[int, str]:
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True)
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+TELLS = (
+    'printf "2.5\\t$HEDDLE_TEST_STAGE\\ttests/test_{0}.py::test_x\\n" >> "$HEDDLE_TEST_TIMES"; echo {0} ran'
+)
+
+
+def test_stages_beside_each_other_are_told_with_their_slowest_tests(script: Path) -> None:
+    call(script, "begin")
+    one, two = (["sh", "-c", TELLS.format(name)] for name in ("one", "two"))
+    code, said = call(script, "stage", "first", *one, "+", "second", *two)
+    assert code == 0 and "stage first: 0 s" in said and said.index("stage second") < said.index("two ran")
+    _, said = call(script, "summary")
+    rows = [line.split() for line in said.splitlines()]
+    assert ["0", "first"] in rows and ["0", "second"] in rows
+    assert (
+        "    2.5  tests/test_one.py::test_x (first)" in said and "tests/test_two.py::test_x (second)" in said
+    )
+
+
+def test_a_stage_that_fails_ends_the_run_with_what_there_is(script: Path) -> None:
+    call(script, "begin")
+    code, said = call(script, "stage", "first", "true", "+", "second", "sh", "-c", "echo why; exit 3")
+    assert code == 3 and "why" in said and "second (exit code 3)" in said
+    assert call(script, "stage", "killed", "sh", "-c", "kill -9 $$")[0] == 1
+
+
+def test_the_seconds_of_files_are_recorded_and_those_of_other_runs_stay(script: Path) -> None:
+    call(script, "begin")
+    tests = script.parents[1] / "tests"
+    for name in ("one", "other"):
+        (tests / f"test_{name}.py").touch()
+    (tests / "file_seconds.tsv").write_text(
+        "9\ttests/test_other.py\n8\ttests/test_gone.py\n7\ttests/test_one.py\n"
+    )
+    for _ in range(2):
+        call(script, "stage", "first", "sh", "-c", TELLS.format("one"))
+    call(script, "record")
+    recorded = (tests / "file_seconds.tsv").read_text()
+    assert recorded == "5\ttests/test_one.py\n9\ttests/test_other.py\n"
