@@ -17,7 +17,7 @@ from benchmarks.paper.results import ratios
 from benchmarks.paper.sweep import engines_text, stored_figures
 from benchmarks.predictor_passes import deal_passes, drift_of
 from benchmarks.row_file import Row
-from benchmarks.runner import LastFew, Run, Runner
+from benchmarks.runner import LastFew, Runner, SweepRun
 from benchmarks.tables import markdown, names, spread
 from heddle_dask.core.errors import BadInput
 from heddle_dask.sim.bound import MakespanBound, makespan_bound
@@ -138,7 +138,7 @@ class _DrawnPasses:
 _drawn = LastFew(_DrawnPasses)
 
 
-def makespan_run(workload: PassWorkload, place: PassPlace, seed: int, arm: Arm, predictor: str) -> Run:
+def makespan_run(workload: PassWorkload, place: PassPlace, seed: int, arm: Arm, predictor: str) -> SweepRun:
     """A rollout of the later pass."""
     options = asdict(workload)
     key = {
@@ -152,7 +152,7 @@ def makespan_run(workload: PassWorkload, place: PassPlace, seed: int, arm: Arm, 
         "arm": arm.name,
         "predictor": predictor,
     }
-    return Run(key, partial(_rolled_out, workload, place, seed, arm, predictor))
+    return SweepRun(key, partial(_rolled_out, workload, place, seed, arm, predictor))
 
 
 def _rolled_out(workload: PassWorkload, place: PassPlace, seed: int, arm: Arm, predictor: str) -> Row:

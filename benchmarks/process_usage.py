@@ -16,7 +16,7 @@ from heddle_dask.engines.spec import ENGINE_KINDS, engine_kind
 KINDS = ("driver", "scheduler", "rollout", "tool", "engine")
 _SHARED_MEMORY = Path("/dev/shm")
 # Modules in the command lines of engine servers; their workers are child processes.
-_SERVERS = tuple(engine_kind(kind).server_module for kind in ENGINE_KINDS)
+_SERVERS = tuple(engine_kind(name).server_module for name in ENGINE_KINDS)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class SweepRun:
     """One arm in one cell on one seed.
 
     Attributes
@@ -58,7 +58,7 @@ class Runner:
         self.rows, self.code, self.say = rows, code, say
         self._scheduler = scheduler
 
-    def played(self, runs: Iterable[Run], told: Callable[[Row], str]) -> list[Row]:
+    def played(self, runs: Iterable[SweepRun], told: Callable[[Row], str]) -> list[Row]:
         """The row of each run, in their order.
 
         Parameters
@@ -67,14 +67,14 @@ class Runner:
             A new row in a line.
         """
         wanted = list(runs)
-        fresh: list[Run] = []
+        fresh: list[SweepRun] = []
         for run in wanted:
             if self.rows.find(run.key) is None and not any(run.key == other.key for other in fresh):
                 fresh.append(run)
         self._play(fresh, told)
         return [row for run in wanted if (row := self.rows.find(run.key)) is not None]
 
-    def row(self, run: Run, told: Callable[[Row], str]) -> Row:
+    def row(self, run: SweepRun, told: Callable[[Row], str]) -> Row:
         """The row of one run."""
         (row,) = self.played([run], told)
         return row
@@ -94,11 +94,11 @@ class Runner:
         texts = [(_text(job), job) for job in jobs]
         by_text = dict(texts)
         of = {"kind": "job", "of": figures.__name__, "code": self.code}
-        runs = [Run({**of, "job": text}, partial(_job_figures, play, job)) for text, job in texts]
+        runs = [SweepRun({**of, "job": text}, partial(_job_figures, play, job)) for text, job in texts]
         rows = self.played(runs, lambda row: told(by_text[row["job"]], _figures_of(figures, row)))
         return [_figures_of(figures, row) for row in rows]
 
-    def _play(self, fresh: Sequence[Run], told: Callable[[Row], str]) -> None:
+    def _play(self, fresh: Sequence[SweepRun], told: Callable[[Row], str]) -> None:
         began_s, done = time.monotonic(), 0
 
         def ended(number: int, played: tuple[Row, float]) -> None:
@@ -122,7 +122,7 @@ class Runner:
         run_on_cluster(_played, fresh, self._scheduler, self.say, ended)
 
 
-def _played(run: Run) -> tuple[Row, float]:
+def _played(run: SweepRun) -> tuple[Row, float]:
     """The figures of a run, and the CPU seconds that it took."""
     began_s = time.process_time()
     return run.play(), time.process_time() - began_s

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from benchmarks.deadline import EXACT
 from benchmarks.paper.degrees import degrees_by_predictions, fleets_that_fit
 from benchmarks.row_file import CONDITIONS, Row
-from benchmarks.runner import LastFew, Run, Runner
+from benchmarks.runner import LastFew, Runner, SweepRun
 from benchmarks.tables import names
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.published import model_of
@@ -263,7 +263,7 @@ _drawn = LastFew(DrawnCell)
 
 def paper_run(
     conditions: PaperConditions, cell: PaperCell, seed: int, arm: PaperArm, degrees: tuple[int, ...]
-) -> Run:
+) -> SweepRun:
     """A rollout on engines of these TP degrees."""
     key = {
         "kind": "run",
@@ -271,7 +271,7 @@ def paper_run(
         "arm": arm.name,
         "engines": engines_text(degrees),
     }
-    return Run(key, partial(_simulated, conditions, cell, seed, arm, degrees))
+    return SweepRun(key, partial(_simulated, conditions, cell, seed, arm, degrees))
 
 
 def _simulated(
@@ -280,10 +280,10 @@ def _simulated(
     return stored_figures(_drawn(conditions, cell, seed).simulated(arm, degrees))
 
 
-def paper_choice(conditions: PaperConditions, cell: PaperCell, seed: int, arm: PaperArm) -> Run:
+def paper_choice(conditions: PaperConditions, cell: PaperCell, seed: int, arm: PaperArm) -> SweepRun:
     """The choice of degrees from the predictions of an arm; arms with one predictor share it."""
     key = {"kind": "degrees", **conditions.key(cell, seed), "predictor": arm.predictor}
-    return Run(key, partial(_chosen, conditions, cell, seed, arm))
+    return SweepRun(key, partial(_chosen, conditions, cell, seed, arm))
 
 
 def _chosen(conditions: PaperConditions, cell: PaperCell, seed: int, arm: PaperArm) -> Row:
@@ -346,13 +346,13 @@ class PaperSweep:
         self._runner.played(self._first_runs(), told)
         self._runner.played(self._later_runs(), told)
 
-    def _choices(self) -> Iterator[Run]:
+    def _choices(self) -> Iterator[SweepRun]:
         for cell in self._cells:
             for seed in self._seeds:
                 for arm in self._planned:
                     yield paper_choice(self._conditions, cell, seed, arm)
 
-    def _first_runs(self) -> Iterator[Run]:
+    def _first_runs(self) -> Iterator[SweepRun]:
         for cell in self._cells:
             for seed in self._seeds:
                 if seed == self._seeds[0]:
@@ -363,14 +363,14 @@ class PaperSweep:
                     assert choice is not None
                     yield paper_run(self._conditions, cell, seed, arm, tuple(choice["degrees"]))
 
-    def _later_runs(self) -> Iterator[Run]:
+    def _later_runs(self) -> Iterator[SweepRun]:
         for cell in self._cells:
             for seed in self._seeds[1:]:
                 for arm in self._uniform:
                     best = self._best_degree(cell, arm)
                     yield from self._on(cell, seed, arm, (PAPER_DEGREES[cell.model], best))
 
-    def _on(self, cell: PaperCell, seed: int, arm: PaperArm, degrees: Iterable[int]) -> Iterator[Run]:
+    def _on(self, cell: PaperCell, seed: int, arm: PaperArm, degrees: Iterable[int]) -> Iterator[SweepRun]:
         for degree in degrees:
             engines = replace(self._conditions.cluster, tp=degree).tp_degrees
             yield paper_run(self._conditions, cell, seed, arm, engines)
