@@ -15,7 +15,7 @@ PARALLEL := -n logical --maxprocesses 8 $(FILES)
 # A test with a cluster mostly waits for processes to start: two files at once, whatever the cores.
 LIVE_AT_ONCE ?= 2
 TWO := -n $(LIVE_AT_ONCE) $(FILES)
-# To collect all files takes each process 25 s of CPU.
+# To collect all files takes each process 15 s of CPU.
 LIVE_FILES = $(shell grep -lrE 'mark\.(cluster|vllm)' --include='test_*.py' tests)
 LONG_FILES = $(shell grep -lrE 'mark\.long' --include='test_*.py' tests)
 DECIDES := $(addprefix tests/,core predictors sim strategies training)

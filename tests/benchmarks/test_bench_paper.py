@@ -296,6 +296,7 @@ def test_bad_input_is_one_line(arguments: tuple[str, ...], said: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_two_hash_seeds_give_the_same_report(small: tuple[str, ...]) -> None:
     script = "import sys; from benchmarks.commands.paper import paper; paper(sys.argv[1:])"
     arguments = [*small[:-1], "{}.jsonl", "--arms", "verl-hybrid,heddle-oracle,heddle-paper", "--seeds", "1"]

@@ -74,6 +74,7 @@ def repeated(path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_history_knows_what_nothing_else_does(tmp_path: Path) -> None:
     path, cluster = repeated(tmp_path / "trace.jsonl"), tmp_path / "cluster.toml"
     cluster.write_text('gpus = 1\ngpu = "h100"\ngpus-per-node = 1\ntp = 1\nslots = 4\n')

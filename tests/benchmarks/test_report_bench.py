@@ -34,6 +34,7 @@ def test_the_written_run_has_everything_that_a_report_shows(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_small_measurement(tmp_path: Path) -> None:
     (row,) = measure_reports([60], seed=0, folder=tmp_path)
     assert row.trajectories == 60 and row.html_bytes > 50_000 and row.perfetto_bytes > 50_000

@@ -373,6 +373,7 @@ def test_a_failing_run_behind_the_router_leaves_nothing(trace: Path) -> None:
 @needs_router
 @pytest.mark.vllm
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_run_behind_the_router_on_vllm(trace: Path, model_dir: str) -> None:
     if util.find_spec("vllm") is None:

@@ -34,6 +34,7 @@ def test_a_soak_fails_when_something_is_lost_or_left() -> None:
 
 @pytest.mark.cluster
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_short_soak_loses_nothing_under_kills_and_ends_by_itself(tmp_path: Path) -> None:
     mark = uuid.uuid4().hex
     arguments = ["--minutes", "0.3", "--trajectories-per-minute", "120", "--kill-every-s", "5", "--json"]
