@@ -14,6 +14,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
     {
         "actions": "commands.actions",
         "behaviour": "behaviour",
+        "bursts": "bursts",
         "dashboard": "commands.dashboard",
         "decisions": "decisions",
         "fidelity": "commands.fidelity",

@@ -62,7 +62,7 @@ MODELS = ("torch", "vllm", "transformers", "tokenizers")
 KINDS = {
     "heddle --help": Kind(
         HELP,
-        350,
+        270,
         (
             *LEARNING_AND_STORES,
             *MODELS,
@@ -70,6 +70,8 @@ KINDS = {
             "dask",
             "distributed",
             "aiohttp",
+            "uvloop",
+            "benchmarks",
             "heddle_dask.live.scheduler",
             "heddle_dask.live.worker",
             "heddle_dask.live.wire",
@@ -78,16 +80,16 @@ KINDS = {
         ),
     ),
     "scheduler": Kind(
-        SCHEDULER, 1010, (*LEARNING_AND_STORES, *MODELS, "aiohttp", "bokeh", "heddle_dask.records.store")
+        SCHEDULER, 990, (*LEARNING_AND_STORES, *MODELS, "aiohttp", "bokeh", "heddle_dask.records.store")
     ),
     "rollout worker": Kind(
         ROLLOUT_WORKER,
-        950,
+        925,
         (*LEARNING_AND_STORES, *MODELS, "heddle_dask.predictors", "heddle_dask.live.scheduler"),
     ),
     "tool worker": Kind(
         TOOL_WORKER,
-        830,
+        815,
         (
             *LEARNING_AND_STORES,
             *MODELS,
