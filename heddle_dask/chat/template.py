@@ -373,7 +373,6 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def _generation_end_ids(folder: Path) -> tuple[int, ...]:
-    """End tokens in `generation_config.json`, if it exists."""
     path = folder / "generation_config.json"
     if not path.is_file():
         return ()

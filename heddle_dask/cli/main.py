@@ -46,5 +46,4 @@ heddle.add_command(bench)
 
 
 def main() -> None:
-    """The console script."""
     heddle(prog_name="heddle")

@@ -45,11 +45,6 @@ class StoredRun:
         Trajectories with journalled steps or actions and no end.
     dropped_bytes
         Length of the journal's torn tail.
-
-    Raises
-    ------
-    BadInput
-        The path is no run, or its journal is damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -77,12 +72,10 @@ class StoredRun:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Metadata of the run: environment, model, options."""
         return self._reader.metadata
 
     @property
     def ids(self) -> list[str]:
-        """Ids of the trajectories, in order."""
         return [*self._rows, *self._journalled]
 
     @property
@@ -91,13 +84,7 @@ class StoredRun:
         return len(self) + self.unfinished
 
     def find(self, name: str) -> TrajectoryRecord:
-        """A trajectory by its id, or by its number in the order of `ids`.
-
-        Raises
-        ------
-        BadInput
-            There is no such trajectory.
-        """
+        """A trajectory by its id, or by its number in the order of `ids`."""
         ids = self.ids
         if not self._is_finished(name):
             if not name.isdigit() or int(name) >= len(ids):
@@ -145,13 +132,7 @@ def default_out(env: str, now: datetime) -> Path:
 
 
 def check_out(out: Path, mode: WriteMode) -> None:
-    """Refuse, before the cluster starts, what the run writer would refuse later.
-
-    Raises
-    ------
-    BadInput
-        The path exists, is missing, is no run, or cannot be written, depending on `mode`.
-    """
+    """Refuse, before the cluster starts, what the run writer would refuse later."""
     if not out.name.removesuffix(".zarr"):
         raise BadInput(f"--out {str(out)!r} names no run: give a path such as runs/RUN.zarr")
     try:

@@ -96,7 +96,6 @@ async def profile_engine(
 
 
 def _checked_shape(spec: EngineSpec, plan: ProfilePlan, kv_contexts: Sequence[int]) -> ModelShape:
-    """The model's shape; refuses what the engine cannot run."""
     shape = read_shape(spec.model)
     check_degree(shape, spec.tp_degree)
     plan.check(spec)

@@ -77,7 +77,6 @@ class Operators:
         self._vocabulary = int(config["vocab_size"]) // degree
 
     def linear_s(self, tokens: int) -> float:
-        """Seconds of one layer's projections and feed-forward network for a number of tokens."""
         attention = self._heads * self._head_dim
         wide = attention + 2 * self._kv_heads * self._head_dim
         layers = [(self._hidden, wide), (attention, self._hidden)]
@@ -89,7 +88,6 @@ class Operators:
         return seconds + sum(self._matrix_s(tokens, inside, outside) for inside, outside in layers)
 
     def head_s(self, tokens: int) -> float:
-        """Seconds of the output head."""
         return self._matrix_s(tokens, self._hidden, self._vocabulary)
 
     def decode_attention_s(self, batch: int, context: int) -> float:
@@ -116,7 +114,6 @@ class Operators:
         )
 
     def prefill_s(self, tokens: int) -> float:
-        """Seconds of all layers and the output head for a prompt."""
         layer_s = self.linear_s(tokens) + self.prefill_attention_s(tokens)
         return self.layers * layer_s + self.head_s(1)
 

@@ -47,7 +47,6 @@ def table_lines(table: MeasuredTable, fit: TableFit) -> list[str]:
 
 
 def as_json(table: MeasuredTable, fit: TableFit, out: Path) -> dict[str, object]:
-    """The JSON object of ``heddle profile``."""
     rounded = {
         name: round(getattr(fit, name), 6)
         for name in (

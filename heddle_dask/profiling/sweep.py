@@ -58,7 +58,6 @@ class Sweep:
         self._on_progress = on_progress
 
     async def prefill(self, lengths: Sequence[int]) -> list[TokensPoint]:
-        """Measure prompts alone."""
         points = []
         # The first prompts of an engine allocate memory, which takes seconds.
         each = [[self._prompt(engine, length) for length in lengths] for engine in range(len(self._clients))]

@@ -323,7 +323,6 @@ def _prefixes(kinds: Collection[str]) -> tuple[bytes, ...]:
 
 
 def _open_locked(path: Path, flags: int) -> WriterLock:
-    """A lock with a descriptor for appending."""
     try:
         if flags & os.O_CREAT:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -338,5 +337,4 @@ def _open_locked(path: Path, flags: int) -> WriterLock:
 
 
 def _aside(path: Path) -> Path:
-    """Where a compaction writes."""
     return path.with_name(path.name + ".partial")

@@ -67,7 +67,6 @@ class Holder:
 
     @classmethod
     def this_process(cls) -> Holder:
-        """Return a new lease's holder."""
         pid = os.getpid()
         return cls(
             secrets.token_hex(16),

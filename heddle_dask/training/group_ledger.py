@@ -80,7 +80,6 @@ class GroupStart:
         return f"{self.prefix}g{self.position:06d}" + (f".{self.repeat}" if self.repeat else "")
 
     def again(self) -> GroupStart:
-        """The same task, once more."""
         return replace(self, repeat=self.repeat + 1)
 
 
@@ -174,7 +173,6 @@ class GroupLedger:
         return needed > 0 and self.running < needed + self._plan.extra_groups
 
     def start(self, start: GroupStart, task_id: str, environment: str, members: Sequence[str]) -> None:
-        """A group starts with these trajectories."""
         cohort = self._plan.groups_per_batch + self._plan.extra_groups
         group = _Group(start, task_id, environment, 1 + self._started // cohort, dict.fromkeys(members))
         self._started += 1
@@ -239,7 +237,6 @@ class GroupLedger:
             )
 
     def _finish(self, group: _Group, decisions: list[LedgerDecision]) -> None:
-        """Enough members have ended."""
         group.phase = "finished"
         group.finished = FinishedGroup(
             group.start.group_id, group.task_id, group.environment, tuple(group.records)
@@ -279,7 +276,6 @@ class GroupLedger:
                 self.given_up += 1
 
     def _close(self, group: _Group, decisions: list[LedgerDecision]) -> None:
-        """No member of the group runs any more."""
         if group.phase == "open" and not group.interrupted and group.records:
             self._finish(group, decisions)
         del self._groups[group.start.group_id]

@@ -204,7 +204,6 @@ class TrainingLoop:
         return "evaluating" if self._evaluating else "starting"
 
     def begin(self) -> list[LoopCommand]:
-        """The first commands."""
         return self._commands()
 
     def handle(self, event: LoopEvent) -> list[LoopCommand]:
@@ -337,5 +336,4 @@ class TrainingLoop:
         return TrainOnBatch(self.formed)
 
     def _rests(self) -> bool:
-        """Whether nothing more may begin."""
         return self.is_stopped or self.is_ended

@@ -77,16 +77,10 @@ class TrainingDirectory:
         return self.path / "weights"
 
     def is_training(self) -> bool:
-        """Whether there is one."""
         return self.run_file.is_file()
 
     def check(self, mode: DirectoryMode) -> None:
-        """Refuse what `begin` would refuse, before anything starts; changes nothing.
-
-        Raises
-        ------
-        BadInput
-        """
+        """Refuse what `begin` would refuse, before anything starts; changes nothing."""
         if mode == "resume":
             self.description()
             return
@@ -180,11 +174,9 @@ class TrainingDirectory:
                 write_lines(path, kept)
 
     def add_metrics(self, row: Mapping[str, Any]) -> None:
-        """Log one training step."""
         append_lines(self.metrics, [row])
 
     def add_evaluation(self, row: Mapping[str, Any]) -> None:
-        """Log one evaluation."""
         append_lines(self.evaluations, [row])
 
     def _write(self, stored: Mapping[str, Any]) -> None:

@@ -109,8 +109,6 @@ class BatchWaits:
 
 
 class SampleBuffer:
-    """See the module."""
-
     def __init__(self, rule: BatchRule, lineage: str) -> None:
         self.rule = rule
         self.counts = BufferCounts()
@@ -154,7 +152,6 @@ class SampleBuffer:
 
     @property
     def waiting(self) -> tuple[BufferedGroup, ...]:
-        """The groups that wait, in the order of arrival."""
         return tuple(self._waiting.values())
 
     @property
@@ -173,7 +170,6 @@ class SampleBuffer:
         return tuple(self._formed[step] for step in range(self._trained_step + 1, self._formed_step + 1))
 
     def knows(self, group_id: str) -> bool:
-        """Whether the group was accepted or dropped before."""
         return group_id in self._known
 
     def rewards_of(self, group_id: str) -> tuple[float, ...]:

@@ -114,7 +114,6 @@ class StoredSamples:
 
     @property
     def counts(self) -> BufferCounts:
-        """What became of the samples since the training began."""
         return self._buffer.counts
 
     @property
@@ -123,11 +122,9 @@ class StoredSamples:
         return tuple(self._path(batch) for batch in self._buffer.open_batches)
 
     def begin(self, group_id: str, first_version: int) -> None:
-        """A group runs (`SampleBuffer.begin`)."""
         self._buffer.begin(group_id, first_version)
 
     def end(self, group_id: str) -> None:
-        """A group does not run any more and delivers nothing (`SampleBuffer.end`)."""
         self._buffer.end(group_id)
 
     def offer(self, finished: FinishedGroup, lineage: str) -> tuple[BufferEvent, ...]:
@@ -182,7 +179,6 @@ class StoredSamples:
         return path
 
     def trained(self, step: int) -> None:
-        """The step is in a checkpoint: its samples are consumed."""
         self._logged(self._buffer.trained(step))
 
     def resume(self, version: PolicyVersion) -> None:
@@ -204,7 +200,6 @@ class StoredSamples:
             batch.unlink(missing_ok=True)
 
     def close(self) -> None:
-        """Release the log. May be called twice."""
         self._log.close()
 
     def __enter__(self) -> StoredSamples:

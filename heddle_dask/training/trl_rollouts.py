@@ -106,7 +106,6 @@ class TrlRollouts:
             )
 
     def _attempts(self, prompts: Sequence[str]) -> list[TrajectoryRecord]:
-        """One attempt for each prompt, in their order."""
         by_count: dict[int, list[str]] = {}
         for task_id, count in Counter(prompts).items():
             by_count.setdefault(count, []).append(task_id)

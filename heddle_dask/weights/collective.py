@@ -68,12 +68,10 @@ class CollectiveUri:
 
     @property
     def network(self) -> str:
-        """``HOST:PORT``."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """Where the trainer answers engines."""
         return f"http://{self.network}"
 
 

@@ -108,12 +108,10 @@ class WeightManifest:
 
     @property
     def nbytes(self) -> int:
-        """Size of all buckets."""
         return sum(bucket.nbytes for bucket in self.buckets)
 
     @property
     def tensors(self) -> tuple[TensorFacts, ...]:
-        """All tensors, in the order of the buckets."""
         return tuple(tensor for bucket in self.buckets for tensor in bucket.tensors)
 
     @property

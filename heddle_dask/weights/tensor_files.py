@@ -82,12 +82,10 @@ class RawTensor:
 
     @property
     def nbytes(self) -> int:
-        """Size of its data."""
         return int(self.data.nbytes)
 
     @property
     def facts(self) -> TensorFacts:
-        """Name, type and shape."""
         return TensorFacts(self.name, self.dtype, self.shape)
 
 

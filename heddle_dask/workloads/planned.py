@@ -109,18 +109,15 @@ class PlannedTrajectory:
 
     @property
     def generated_tokens(self) -> int:
-        """Sampled tokens over all steps."""
         return sum(step.generated_tokens for step in self.steps)
 
     @property
     def context_tokens(self) -> int:
-        """Length of the context at the end."""
         observed = sum(step.observation_tokens for step in self.steps)
         return self.prompt_tokens + self.generated_tokens + observed
 
     @property
     def tools_s(self) -> float:
-        """Tool seconds between the steps."""
         return sum(step.tool_s for step in self.steps if step.tool is not None)
 
 

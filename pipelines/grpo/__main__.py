@@ -54,7 +54,6 @@ class Server:
         self._broadcaster = Broadcaster(device_of(spec, 0))
 
     def application(self) -> web.Application:
-        """The routes."""
         application = web.Application(middlewares=[errors_as_json(_STATUSES)])
         application.router.add_get("/health", self.state)
         application.router.add_get("/state", self.state)
@@ -70,7 +69,6 @@ class Server:
         return web.json_response({**_state(state), "training": self._training, "pid": os.getpid()})
 
     async def train(self, request: web.Request) -> web.Response:
-        """Train on a batch, if that has not been done."""
         body = await request.json()
         batch, version = Path(body["batch"]), _version(body)
         loop = asyncio.get_running_loop()
@@ -99,7 +97,6 @@ class Server:
             self._training = 0
 
     async def publish(self, request: web.Request) -> web.Response:
-        """Write a version into the weight store."""
         body = await request.json()
         version, store = _version(body), str(body["store"])
         model = Path(self._spec.model)
@@ -120,7 +117,6 @@ class Server:
         return web.json_response({"manifest": uri})
 
     async def keep(self, request: web.Request) -> web.Response:
-        """Name the best checkpoint."""
         body = await request.json()
         folder, version, reward = self._ranks.learner.folder, _version(body), float(body["reward"])
         loop = asyncio.get_running_loop()
@@ -128,7 +124,6 @@ class Server:
         return web.json_response({"checkpoint": str(path)})
 
     async def export(self, request: web.Request) -> web.Response:
-        """Write the newest weights as a whole model."""
         directory = Path((await request.json())["directory"])
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._torch, self._ranks.learner.export_merged, directory)
@@ -157,7 +152,6 @@ async def serve(spec: TrainerSpec, socket: str) -> None:
 
 
 def main() -> None:
-    """Read the options and serve."""
     parser = argparse.ArgumentParser(description="Serve a trainer on a Unix socket.")
     parser.add_argument("--config", required=True, type=Path, help="JSON file with a TrainerSpec")
     parser.add_argument("--socket", required=True, help="path of the Unix socket")

@@ -157,7 +157,6 @@ _NOTHING = TrainedSequence(
 
 
 def _weights_of(part: Sequence[TrainedSequence], spec: TrainerSpec) -> dict[int, float]:
-    """Weight of each token, by the number of its trajectory."""
     tokens: Counter[int] = Counter()
     for one in part:
         tokens[one.trajectory] += len(one.targets)

@@ -92,13 +92,7 @@ class Broadcaster:
         self.failure = ""  # of the latest broadcast
 
     async def listen(self, address: CollectiveUri) -> None:
-        """Answer engines at this address.
-
-        Raises
-        ------
-        BadInput
-            It is none of this machine, or in use.
-        """
+        """Answer engines at this address."""
         if self._listening is not None:
             if self._listening[0].network == address.network:
                 return
@@ -126,7 +120,6 @@ class Broadcaster:
             del self._offers[next(iter(self._offers))]
 
     async def close(self) -> None:
-        """Answer no more."""
         listening, self._listening = self._listening, None
         if listening is not None:
             await listening[1].cleanup()

@@ -43,12 +43,7 @@ class OccupiedPlaces:
             raise
 
     def arrange(self, tensors: Iterable[StoredTensor]) -> dict[str, tuple[int, int]]:
-        """Place and offset of each tensor; a model on several devices is spread over them evenly.
-
-        Raises
-        ------
-        DoesNotFit
-        """
+        """Place and offset of each tensor; a model on several devices is spread over them evenly."""
         ordered = sorted(tensors, key=lambda tensor: -tensor.length)
         used = [0] * len(self._lengths)
         found = {}

@@ -58,16 +58,13 @@ class Check:
 
     @property
     def colour(self) -> str:
-        """Colour of the verdict."""
         return _COLOURS[self.verdict]
 
     def line(self) -> str:
-        """One line for the terminal."""
         advice = f": {self.advice}" if self.advice else ""
         return " ".join(f"{self.name}: {self.found}{advice}".split())
 
     def as_json(self) -> dict[str, str]:
-        """JSON-able form."""
         return asdict(self)
 
 

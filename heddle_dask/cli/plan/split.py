@@ -43,13 +43,7 @@ class SplitRequest:
     def of(
         cls, trainer: str | None, total_gpus: int | None, overlap: Overlap, batch: int | None, update_s: float
     ) -> SplitRequest | None:
-        """From the options; None if no split is asked for.
-
-        Raises
-        ------
-        BadInput
-            Only a part of them is given, or the trainer's seconds cannot be read.
-        """
+        """From the options; None if no split is asked for."""
         if trainer is None and total_gpus is None:
             return None
         if trainer is None or total_gpus is None:
@@ -80,11 +74,6 @@ def split_answer(
         The best fleet of each simulated number of rollout GPUs.
     trajectories
         How many each of them rolled out.
-
-    Raises
-    ------
-    BadInput
-        No split leaves GPUs for both.
     """
     batch = request.batch or trajectories
     rollout_s = {one.gpus: one.makespan_s * batch / trajectories for one in best}
@@ -128,7 +117,6 @@ def split_lines(answer: SplitAnswer) -> list[str]:
 
 
 def split_json(answer: SplitAnswer) -> dict[str, Any]:
-    """The same as a JSON object."""
     request = answer.request
     return {
         "total_gpus": request.total_gpus,

@@ -47,11 +47,9 @@ class Snapshot:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any trajectory has done anything."""
         return bool(self.done or self.generating or self.queued or self.in_tools)
 
     def line(self) -> str:
-        """One line for the terminal."""
         parts = [
             f"done {self.done}/{self.total}",
             f"generating {self.generating}",
@@ -89,7 +87,6 @@ class Meter:
         self._tokens: deque[tuple[float, int]] = deque()
 
     def snapshot(self) -> Snapshot:
-        """The rollout now."""
         counts = self._counts()
         now_s = self._clock()
         done = int(counts.get("finished", 0))
@@ -110,7 +107,6 @@ class Meter:
         )
 
     def _rate(self, now_s: float, tokens: int) -> float:
-        """Tokens per second over the last seconds."""
         self._tokens.append((now_s, tokens))
         while len(self._tokens) > 2 and now_s - self._tokens[1][0] >= _RATE_WINDOW_S:
             self._tokens.popleft()
@@ -127,13 +123,11 @@ class ProgressDisplay:
         self._latest = ""
 
     def message(self, text: str) -> None:
-        """Print one permanent line."""
         self._latest = text
         self._print(text)
 
     @contextlib.asynccontextmanager
     async def following(self, meter: Meter) -> AsyncIterator[None]:
-        """Show the meter until the block ends."""
         follow = self._follow_live if self._console.is_terminal else self._follow_plain
         task = asyncio.create_task(follow(meter))
         try:

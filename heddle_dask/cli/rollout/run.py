@@ -87,13 +87,7 @@ class Outcome:
 
 
 def run_rollout(asked: Asked, *, to_stderr: bool) -> Outcome:
-    """Run it; prints progress on stderr and the table on stdout, or on stderr too.
-
-    Raises
-    ------
-    BadInput
-        An option that cannot be met; the message says which.
-    """
+    """Run it; prints progress on stderr and the table on stdout, or on stderr too."""
     run = RolloutRun(asked, ProgressDisplay(Console(stderr=True)))
     prepare_process()
     try:
@@ -187,7 +181,6 @@ class RolloutRun:
         self._rollout: Rollout | None = None
 
     def _hardware(self) -> Collection[str]:
-        """Classes of the engines that this run starts."""
         if self.plan is not None:
             return [group.hardware for group in self.plan.groups.values()]
         return self.shape.hardware or ()
@@ -266,7 +259,6 @@ class RolloutRun:
         self.is_finished = self.left == 0 and not before.recovered
 
     async def run(self) -> int:
-        """Run to the end or to a signal; returns the exit code."""
         if self.is_finished:  # the last jobs of a chain ask for no GPUs
             self.progress.message(f"every trajectory of {self.out} has ended: nothing is left to do")
             return 0

@@ -31,8 +31,6 @@ STATUSES: tuple[str, ...] = get_args(Status)
 
 @dataclass(slots=True)
 class EngineShare:
-    """Steps and tokens of one engine."""
-
     steps: int = 0
     tokens: int = 0
 
@@ -114,7 +112,6 @@ class Tally:
 
     @property
     def trajectories(self) -> int:
-        """All of them, by whatever end."""
         return sum(self.statuses.values())
 
     @property
@@ -135,12 +132,10 @@ class Tally:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Generated tokens of the timed trajectories over the makespan."""
         return self.timed_tokens / self.makespan_s if self.makespan_s > 0 else None
 
     @property
     def reward_mean(self) -> float | None:
-        """Over the known rewards."""
         return sum(self.rewards) / len(self.rewards) if self.rewards else None
 
     @property
@@ -153,7 +148,6 @@ class Tally:
         return max(self.critical_s, engines, tools)
 
     def result(self, out: str | None) -> dict[str, Any]:
-        """The JSON object of ``heddle rollout``."""
         bound_s, makespan_s = self.bound_s, self.makespan_s
         return {
             "trajectories": self.trajectories,
@@ -230,7 +224,6 @@ def _clipped(
 
 
 def _covered(spans: list[tuple[float, float, int]]) -> float:
-    """Length of the union of intervals."""
     covered, reached = 0.0, -math.inf
     for start, stop, _ in sorted(spans):
         covered += max(0.0, stop - max(start, reached))

@@ -143,7 +143,6 @@ def rates_of(snapshot: Snapshot) -> dict[str, float]:
 
 
 def _phases(by_phase: Mapping[str, int], width: int) -> Text:
-    """How many trajectories are in each phase; phases without any are left out."""
     line = Text(no_wrap=True)
     for phase, number in by_phase.items():
         if number:
@@ -155,7 +154,6 @@ def _phases(by_phase: Mapping[str, int], width: int) -> Text:
 
 
 def _tail(series: Mapping[str, Any], width: int) -> Text:
-    """Live trajectories over time, as bars."""
     most = max(series["live"], default=0)
     label = f" live, peak {most:,}"
     bars = bars_of(series["at_s"], series["live"], max(8, width - len(label)))

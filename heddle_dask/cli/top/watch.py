@@ -50,13 +50,7 @@ def place_of(
     cert: Path | None,
     key: Path | None,
 ) -> Place:
-    """The scheduler that was asked for.
-
-    Raises
-    ------
-    BadInput
-        There is none, the address is malformed, or its credentials are missing.
-    """
+    """The scheduler that was asked for."""
     if scheduler is not None:
         connection = Connection(scheduler)
     elif scheduler_file is not None:
@@ -105,13 +99,7 @@ def _latest(logs: object) -> Path | None:
 
 
 def watch(place: Place, *, interval_s: float, once: bool, as_json: bool) -> None:
-    """Show what happens there until it ends or the user does.
-
-    Raises
-    ------
-    BadInput
-        Nobody answers there, or it is no scheduler with our plugin.
-    """
+    """Show what happens there until it ends or the user does."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a scheduler that ends is told in one line
     asyncio.run(_watch(place, interval_s, once, as_json))
 

@@ -67,12 +67,7 @@ class TrainOrder:
 
     @classmethod
     def of(cls, asked: Asked) -> TrainOrder:
-        """Check and group the values of all options.
-
-        Raises
-        ------
-        BadInput
-        """
+        """Check and group the values of all options."""
         options = asked.values
         directory = TrainingDirectory(options["out"])
         mode: DirectoryMode = "create"
@@ -133,24 +128,14 @@ class TrainOrder:
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Refuse sampling whose tokens cannot be trained on.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse sampling whose tokens cannot be trained on."""
     check_trainable_sampling(
         "heddle train", **{name: value for name, value in asdict(sampling).items() if name != "seeded"}
     )
 
 
 def check_store_uri(store: str | None, engine: str) -> None:
-    """Refuse a broadcast without an address, or to engines that receive none.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse a broadcast without an address, or to engines that receive none."""
     if store is None or not is_collective(store):
         return
     CollectiveUri.parse(store)
@@ -184,7 +169,6 @@ def _groups(options: Mapping[str, Any], plan: TrainingPlan) -> tuple[GroupPlan, 
 
 
 def _redundant(options: Mapping[str, Any], groups: int, samples: int) -> int:
-    """Trajectories that run beyond those of one batch."""
     extra = options["extra_samples"]
     running = (groups + options["extra_groups"]) * (samples + extra)
     return int(running - groups * samples)
@@ -213,11 +197,6 @@ def engine_dtype(asked: str, engine: str, model: str | None) -> str:
     """The type in which engines run: float32 for a model stored so, which vLLM's ``auto`` casts to a half type.
 
     The trainer computes in float32, and its logprobs are compared with the engines'.
-
-    Raises
-    ------
-    BadInput
-        See `chosen_model`.
     """
     if asked != "auto" or engine_kind(engine).takes_cost:
         return asked
@@ -226,13 +205,7 @@ def engine_dtype(asked: str, engine: str, model: str | None) -> str:
 
 
 def trainer_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `TrainerSpec` from ``--lr``, ``--lora`` and ``--trainer KEY=VALUE``.
-
-    Raises
-    ------
-    BadInput
-        An unknown key, or a value that no trainer can have.
-    """
+    """Fields of `TrainerSpec` from ``--lr``, ``--lora`` and ``--trainer KEY=VALUE``."""
     chosen: dict[str, Any] = {
         "learning_rate": options["lr"],
         "ranks": options["trainer_ranks"],
@@ -254,7 +227,6 @@ _OF_LOOP: Sequence[str] = ("model", "checkpoints", "lineage", "start")
 
 
 def _value(text: str) -> Any:
-    """A number, true or false, else the text itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -270,12 +242,7 @@ def _json(value: Any) -> Any:
 
 
 def check_out_parent(directory: Path) -> None:
-    """Refuse a directory that cannot be made, before a cluster starts.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse a directory that cannot be made, before a cluster starts."""
     parent = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     if not parent.is_dir():
         raise BadInput(f"--out {directory}: {parent} is no directory")

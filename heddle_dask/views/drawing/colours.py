@@ -66,7 +66,6 @@ def colour(name: str) -> str:
 
 
 def phase_colour(phase: Phase) -> str:
-    """The colour of a phase of an account."""
     return colour(phase.value)
 
 
@@ -75,5 +74,4 @@ SERIES = tuple(colour(f"c{number}") for number in range(8))
 
 
 def variables(values: Mapping[str, str]) -> str:
-    """Declarations of CSS."""
     return "".join(f"--{name}:{value};" for name, value in values.items())

@@ -21,8 +21,6 @@ OTHER_LABEL: Final = "other"
 
 @dataclass(slots=True)
 class LabelCounts:
-    """Totals of the actions of one label and kind."""
-
     finished: int = 0
     failed: int = 0
     run_s: float = 0.0
@@ -86,12 +84,10 @@ class ActionHistory:
         return QUOTA if action.asks_api else TOOL_QUEUE
 
     def service_loads(self, command: cmd.LoadService, at: float) -> None:
-        """A model service begins to load."""
         self.loading[command.host_id, command.first_gpu, command.gpus] = command.service
         self._service_changed(command.service, at)
 
     def service_loaded(self, event: ev.ServiceLoaded) -> None:
-        """A load of a model service has ended."""
         self.loading.pop((event.host_id, event.first_gpu, event.gpus), None)
         self._service_changed(event.service, event.at)
 
@@ -101,7 +97,6 @@ class ActionHistory:
                 self._changed(action.lane, at)
 
     def requested(self, event: ev.ActionRequested) -> None:
-        """A trajectory requests an action."""
         spec = event.action
         lane = self._lanes.get(spec.trajectory_id)
         if lane is None:
@@ -114,7 +109,6 @@ class ActionHistory:
             self.rest(lane, event.at)
 
     def started(self, command: cmd.RunAction, at: float) -> None:
-        """An action has its CPUs."""
         action, host = self.open.get(command.action_id), self.hosts.get(command.host_id)
         if action is None or host is None:
             return
@@ -124,7 +118,6 @@ class ActionHistory:
         self._changed(action.lane, at)
 
     def finished(self, event: ev.ActionFinished) -> None:
-        """A host reports the end of an action."""
         action = self.open.get(event.action_id)
         if action is None or action.host != event.host_id:
             return
@@ -139,7 +132,6 @@ class ActionHistory:
         self._close(event.action_id, action, event.at)
 
     def given_up(self, command: cmd.GiveUpAction, at: float) -> None:
-        """An action is not tried again."""
         self._failures.count("action", command.cause, at)
         action = self.open.get(command.action_id)
         if action is not None:

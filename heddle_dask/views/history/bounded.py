@@ -75,7 +75,6 @@ class FailureTally:
         self._latest_s[key] = at
 
     def rows(self) -> tuple[FailureView, ...]:
-        """The counts, largest first."""
         keys = sorted(self._counts, key=lambda key: (-self._counts[key], key))
         return tuple(FailureView(*key, self._counts[key], self._latest_s[key]) for key in keys)
 
@@ -135,7 +134,6 @@ class ThinnedSeries(Generic[C]):
         self.columns[column] = array(typecode, (0,)) * len(self.at_s)
 
     def drop_column(self, column: C) -> None:
-        """Forget a column."""
         self.columns.pop(column, None)
 
     def begin_sample(self, at: float) -> None:

@@ -96,7 +96,6 @@ class EngineHistory:
                 series.drop_column((oldest, what))
 
     def draining(self, event: ev.EngineDraining) -> None:
-        """An engine takes no new step."""
         row = self.rows.get(event.engine_id)
         if row is not None and row.state == "ready":
             row.state = "draining"
@@ -114,7 +113,6 @@ class EngineHistory:
                 lane.move_home(None)
 
     def drained(self, command: cmd.ReleaseEngine, at: float) -> None:
-        """A draining engine is empty."""
         row = self.rows.get(command.engine_id)
         if row is not None and row.state == "draining":
             row.state = "drained"
@@ -217,7 +215,6 @@ class EngineHistory:
 
     @property
     def moves_started(self) -> int:
-        """Moves of all kinds that have started."""
         return sum(counts.started for counts in self.moves.values())
 
     # -- series ------------------------------------------------------------------------------------

@@ -76,7 +76,6 @@ def picture_of(
 
 
 def counts_of(history: RunHistory) -> RunCounts:
-    """Totals of the session."""
     waiting = history.by_phase[LLM_QUEUE] + history.by_phase[MIGRATION]
     return RunCounts(
         submitted=history.submitted,
@@ -137,7 +136,6 @@ def pools_of(history: RunHistory) -> tuple[PoolView, ...]:
 
 
 def actions_of(history: RunHistory) -> tuple[ActionView, ...]:
-    """Actions by kind and label."""
     actions = history.actions
     running: Counter[tuple[str, str]] = Counter()
     waiting: Counter[tuple[str, str]] = Counter()
@@ -161,7 +159,6 @@ def actions_of(history: RunHistory) -> tuple[ActionView, ...]:
 
 
 def moves_of(history: RunHistory) -> tuple[MoveView, ...]:
-    """Moves by kind."""
     return tuple(
         MoveView(
             kind=kind,
@@ -219,7 +216,6 @@ def longest_of(history: RunHistory, most: int, segments: int) -> tuple[Trajector
 
 
 def latest_ended_of(history: RunHistory, most: int, segments: int) -> tuple[TrajectoryView, ...]:
-    """Trajectories that ended last, latest first."""
     return tuple(
         trajectory_of(lane, history.at_s, segments) for lane in islice(reversed(history.ended_lanes), most)
     )

@@ -182,7 +182,6 @@ class Lane:
             self.omitted += dropped
 
     def move_home(self, engine: EngineRow | None) -> None:
-        """Its context lives there from now on."""
         if self.home is engine:
             return
         if self.home is not None:
@@ -192,7 +191,6 @@ class Lane:
         self.home = engine
 
     def set_context(self, tokens: int) -> None:
-        """Set the length of its context, also in the sum of its home."""
         if self.home is not None:
             self.home.resident_tokens += tokens - self.context_tokens
         self.context_tokens = tokens
@@ -203,7 +201,6 @@ class Lane:
         return left if not left < 0.0 else 0.0
 
     def work_tokens(self) -> float:
-        """Generated tokens, and those that are predicted to come."""
         left = self.expected_remaining_tokens()
         return self.generated_tokens + left if left == left else float(self.generated_tokens)
 

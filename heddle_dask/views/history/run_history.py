@@ -131,7 +131,6 @@ class RunHistory:
         }
 
     def take(self, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
-        """Take an event and the commands that the controller answered with."""
         self.events += 1
         self.at_s = at = event.at
         take_event = self._events.get(type(event))
@@ -166,7 +165,6 @@ class RunHistory:
     # -- lanes -------------------------------------------------------------------------------------
 
     def enter(self, lane: Lane, phase: int, at: float) -> None:
-        """The lane is in that phase from now on."""
         before = lane.phase
         # Journals of earlier versions have events that are a few microseconds before the one before them.
         at = max(at, lane.since_s)

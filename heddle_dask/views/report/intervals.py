@@ -52,7 +52,6 @@ class Intervals:
         return starts, stops, weights
 
     def total(self) -> float:
-        """Sum of length times weight."""
         starts, stops, weights = (
             np.frombuffer(each, np.float64) for each in (self._starts, self._stops, self._weights)
         )
@@ -71,11 +70,9 @@ def _area_after(points: Floats, weights: Floats, edges: Floats) -> Floats:
 
 
 def edges_of(until_s: float, cells: int) -> Floats:
-    """Edges of equal cells from 0."""
     return np.linspace(0.0, max(until_s, 1e-9), cells + 1)
 
 
 def counts_by_cell(times_s: Sequence[float], edges: Floats) -> Floats:
-    """How many of these times lie in each cell."""
     counts, _ = np.histogram(np.asarray(times_s, np.float64), bins=edges)
     return counts.astype(np.float64)

@@ -37,8 +37,6 @@ class EngineFacts:
 
 @dataclass(slots=True)
 class HostFacts:
-    """One tool worker."""
-
     host_id: str
     cpus: int
     joined_s: float
@@ -165,7 +163,6 @@ class SessionFacts:
         }
 
     def take(self, lines: Iterable[Sequence[Any]]) -> None:
-        """Fold the next lines."""
         for line in lines:
             missing = missing_lines(line)
             if missing:

@@ -41,7 +41,6 @@ class RunAxis:
 
     @property
     def until_s(self) -> float:
-        """Length of the axis; 0 without a trajectory on it."""
         return self.axis.until_s
 
     def means(self, intervals: Mapping[int, Intervals], cells: int) -> Floats:
@@ -86,7 +85,6 @@ def engine_name(engine_id: str) -> str:
 
 
 def seconds_section(figures: RunFigures) -> str:
-    """Where each second went, in total."""
     total_ns = sum(figures.totals_ns.values())
     count = len(figures.rows)
     if not total_ns:
@@ -152,7 +150,6 @@ def longest_section(figures: RunFigures) -> str:
 
 
 def timeline_section(figures: RunFigures, axis: RunAxis) -> str:
-    """Single trajectories over time."""
     drawn = [shown for shown in figures.drawn if shown.row.session is not None]
     if not drawn or axis.until_s <= 0:
         return section("Timeline of trajectories", _NO_TIME)
@@ -285,7 +282,6 @@ def _engine_table(figures: RunFigures, by_engine: Mapping[str, Mapping[int, Engi
 
 
 def pools_section(figures: RunFigures, axis: RunAxis) -> str:
-    """Actions and the pools that run them."""
     if not figures.actions:
         return section("Actions and pools", '<p class="soft">No action was called.</p>')
     parts = []

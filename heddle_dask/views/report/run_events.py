@@ -112,7 +112,6 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def failures_section(figures: RunFigures) -> str:
-    """What did not complete, by status and cause."""
     causes = figures.causes.rows()
     if not causes:
         return section("Failures by cause", "<p>Every trajectory completed.</p>")
@@ -134,7 +133,6 @@ def failures_section(figures: RunFigures) -> str:
 
 
 def moves_section(figures: RunFigures, axis: RunAxis) -> str:
-    """Migrations and preemptions, in numbers and over time."""
     preempted = sum(row.preemptions for row in figures.rows)
     migrated = sum(row.migrations for row in figures.rows)
     said = (

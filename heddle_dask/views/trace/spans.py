@@ -155,7 +155,6 @@ def _action_span(action: ActionRecord, end_s: float) -> Span:
 
 
 def _texts(record: TokenRecord, since: int, step: StepRecord, decode: Decode) -> dict[str, Attribute]:
-    """What was new in the context of this step, and its answer."""
     given = [
         {"role": _ROLES[part.attribution], "parts": [{"type": "text", "content": text}]}
         for part in record.segments()

@@ -72,7 +72,6 @@ class OpenPage:
 
 
 def heddle_page(scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
-    """The page of the tab."""
     page = OpenPage(scheduler, [panel() for panel in PANELS])
     _fill(doc, page)
     doc.title = "Dask: Heddle"
@@ -82,7 +81,6 @@ def heddle_page(scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> Non
 
 
 def panel_page(panel: type[Panel], scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
-    """A panel alone."""
     _fill(doc, OpenPage(scheduler, [panel()]))
     doc.title = f"Dask: Heddle: {panel.title}"
 

@@ -79,7 +79,6 @@ class Panel:
         return made
 
     def chart(self, x_label: str, y_label: str, **options: Any) -> Any:
-        """A figure in the style of the page."""
         options = {"tools": _TOOLS, "sizing_mode": "stretch_both", "min_height": 60, **options}
         made = figure(toolbar_location="right", output_backend="canvas", **options)
         made.toolbar.autohide = True

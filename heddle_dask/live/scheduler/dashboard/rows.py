@@ -22,7 +22,6 @@ class RowLabels:
         self.axes: list[Any] = []
 
     def show(self, labels: Sequence[str]) -> None:
-        """Label the rows, top down."""
         positions = [float(each) for each in row_positions(len(labels))]
         for axis in self.axes:
             axis.major_label_overrides = dict(zip(positions, labels, strict=True))

@@ -14,7 +14,6 @@ MOST_ROWS = 14
 
 
 def failures_view(snapshot: RunSnapshot) -> View:
-    """The most frequent causes."""
     failures = sorted(snapshot.failures, key=lambda each: (-each.count, each.boundary, each.cause))
     statuses = sorted(snapshot.counts.ended.items())
     ended = ", ".join(f"<b>{style.count(number)}</b> {style.escape(status)}" for status, number in statuses)
@@ -51,18 +50,14 @@ def _row(failure: FailureView, largest: int, now_s: float) -> str:
 
 
 class FailuresPanel(Panel):
-    """A table, the most frequent first."""
-
     title = "Failures by cause"
     name = "failures"
     make = staticmethod(failures_view)
 
     def body(self) -> Sequence[Any]:
-        """The table."""
         self._table = html_block("heddle-failures-table")
         return (self._table,)
 
     def adjust(self, view: View, before: View) -> None:
-        """Replace the table."""
         if view.html != before.html:
             self._table.text = view.html

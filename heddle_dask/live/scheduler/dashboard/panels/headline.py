@@ -27,7 +27,6 @@ def tokens_per_s(snapshot: RunSnapshot) -> float:
 
 
 def headline_view(snapshot: RunSnapshot) -> View:
-    """The figures of the whole run."""
     if not snapshot.session:
         return View(
             '<div class="empty">No session is open on this cluster. A session opens when a rollout starts.</div>'
@@ -95,12 +94,9 @@ def _tile(name: str, number: int, unit: str, more: str = "") -> str:
 
 
 class Headline(Panel):
-    """Figures of the run, in one line."""
-
     title = "Rollout"
     name = "headline"
     make = staticmethod(headline_view)
 
     def body(self) -> Sequence[Any]:
-        """Only the heading."""
         return ()

@@ -81,14 +81,11 @@ def _exact(values: Sequence[float]) -> dict[str, Any]:
 
 
 class LengthsPanel(Panel):
-    """A point per trajectory and prediction."""
-
     title = "Predicted and actual length"
     name = "lengths"
     make = staticmethod(lengths_view)
 
     def body(self) -> Sequence[Any]:
-        """One chart with logarithmic axes."""
         before = self.source("before", ["predicted", "actual"])
         after = self.source("after", ["predicted", "actual"])
         exact = self.source("exact", ["tokens"])

@@ -117,7 +117,6 @@ class LivePanel(Panel):
     make = staticmethod(live_view)
 
     def body(self) -> Sequence[Any]:
-        """Two charts with a common time axis."""
         columns = [_column(name) for name in phases.PHASES] + ["at", "live", "ended", "slots"]
         source = self.source("series", columns)
         live = self.chart("seconds since the session began", "live trajectories")
@@ -163,7 +162,6 @@ class LivePanel(Panel):
 
 
 def html_chips(chips: str) -> Any:
-    """A legend between two charts."""
     block = html_block("heddle-live-progress-legend")
     block.text = f"<div class='chips'>{chips}</div>"
     return block

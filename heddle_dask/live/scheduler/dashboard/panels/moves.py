@@ -17,7 +17,6 @@ _LEGEND = style.chip(style.MOVE, "moves started", "dot") + style.chip(style.QUEU
 
 
 def moves_view(snapshot: RunSnapshot) -> View:
-    """Totals over time, and moves by kind."""
     moves = sorted(snapshot.moves, key=lambda each: each.kind)
     started, running = sum(each.started for each in moves), sum(each.running for each in moves)
     preemptions = snapshot.counts.preemptions
@@ -58,14 +57,11 @@ def _row(move: MoveView) -> str:
 
 
 class MovesPanel(Panel):
-    """Totals over time, and a table of the moves."""
-
     title = "Migrations and preemptions"
     name = "moves"
     make = staticmethod(moves_view)
 
     def body(self) -> Sequence[Any]:
-        """A chart, and the table below."""
         source = self.source("totals", ["at", "moves", "preemptions"])
         chart = self.chart("seconds since the session began", "total so far")
         for name, colour in (("moves", style.MOVE), ("preemptions", style.QUEUED)):
@@ -82,6 +78,5 @@ class MovesPanel(Panel):
         return (chart, self._table)
 
     def adjust(self, view: View, before: View) -> None:
-        """Replace the table."""
         if view.html != before.html:
             self._table.text = view.html

@@ -68,14 +68,11 @@ def _latest(point: TrainingPoint) -> str:
 
 
 class TrainingPanel(Panel):
-    """Rewards over the training steps, and the figures of the latest one."""
-
     title = "Training"
     name = "training"
     make = staticmethod(training_view)
 
     def body(self) -> Sequence[Any]:
-        """A chart, and the figures below."""
         columns = ["step", "value"]
         batch, held_out = self.source(REWARD, columns), self.source(HELD_OUT, columns)
         chart = self.chart(
@@ -101,6 +98,5 @@ class TrainingPanel(Panel):
         return (chart, self._figures)
 
     def adjust(self, view: View, before: View) -> None:
-        """Replace the figures."""
         if view.html != before.html:
             self._figures.text = view.html
