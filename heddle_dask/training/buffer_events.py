@@ -227,11 +227,6 @@ class BufferCounts:
         arrived = self.sampled_groups.total()
         return self.dropped_groups[NO_VARIANCE] / arrived if arrived else 0.0
 
-    @property
-    def truncated_share(self) -> float:
-        """Of the trajectories in batches; 0.0 before the first."""
-        return self.truncated / self.trained_trajectories if self.trained_trajectories else 0.0
-
     def arrived(self, environment: str, sampled_tokens: Iterable[int]) -> None:
         self.sampled_groups[environment] += 1
         self._sampled_tokens.update(sampled_tokens)

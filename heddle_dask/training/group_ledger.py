@@ -160,11 +160,6 @@ class GroupLedger:
         """Groups that have started and lack a member."""
         return sum(group.phase == "open" for group in self._groups.values())
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no member runs."""
-        return not self._groups
-
     def wants_group(self) -> bool:
         """Whether the open batches lack groups that do not run yet; extra groups included."""
         if self._through is None:

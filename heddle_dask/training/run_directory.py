@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -25,56 +24,33 @@ FREE_TO_CHANGE: Final = ("steps", "engines", "learning", "cluster", "evaluation"
 """Parts of the description that a resumed training may change."""
 
 
-@dataclass(frozen=True, slots=True)
 class TrainingDirectory:
-    """Names of the parts of RUN_DIR."""
+    """RUN_DIR and its parts.
 
-    path: Path
+    Attributes
+    ----------
+    run_file
+        What was asked, and the lines of training (`lineages`).
+    metrics, evaluations
+        One JSON line for each training step, and for each evaluation.
+    samples
+        Some trajectories of each step as text, one JSON line each.
+    rollout
+        Zarr store of all trajectories; its journal is beside it.
+    weights
+        The default weight store.
+    """
 
-    @property
-    def run_file(self) -> Path:
-        """What was asked, and the lines of training (`lineages`)."""
-        return self.path / "run.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line for each training step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def evaluations(self) -> Path:
-        """One JSON line for each evaluation."""
-        return self.path / "evaluations.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        """Some trajectories of each step as text, one JSON line each."""
-        return self.path / "samples.jsonl"
-
-    @property
-    def rollout(self) -> Path:
-        """Zarr store of all trajectories; its journal is beside it."""
-        return self.path / "rollout.zarr"
-
-    @property
-    def buffer(self) -> Path:
-        """Log of the sample buffer."""
-        return self.path / "buffer.jsonl"
-
-    @property
-    def batches(self) -> Path:
-        """Folder of the batch files."""
-        return self.path / "batches"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def weights(self) -> Path:
-        """The default weight store."""
-        return self.path / "weights"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_file = path / "run.json"
+        self.metrics = path / "metrics.jsonl"
+        self.evaluations = path / "evaluations.jsonl"
+        self.samples = path / "samples.jsonl"
+        self.rollout = path / "rollout.zarr"
+        self.batches = path / "batches"
+        self.checkpoints = path / "checkpoints"
+        self.weights = path / "weights"
 
     def is_training(self) -> bool:
         return self.run_file.is_file()

@@ -243,10 +243,6 @@ class SampleBuffer:
         """The batch that `draw` has chosen is stored: it is given out now."""
         return self._happen(batch)
 
-    def groups_of(self, batch: BatchFormed) -> tuple[BufferedGroup, ...]:
-        """The groups of a batch that `draw` has chosen and `form` has not taken."""
-        return tuple(self._waiting[group_id] for group_id in batch.group_ids)
-
     def trained(self, step: int) -> tuple[BufferEvent, ...]:
         """The optimiser step is in a checkpoint; so are those before it."""
         if step > self._formed_step:

@@ -187,17 +187,12 @@ class StoredSamples:
         Raises
         ------
         BadInput
-            It is no checkpoint of this run, or the file of a batch after it was deleted (`forget_batches`).
+            It is no checkpoint of this run, or the file of a batch after it was deleted.
         """
         self._logged(self._buffer.resume(version))
         missing = [path for path in self.open_batches if not path.exists()]
         if missing:
             raise BadInput(f"cannot resume from {version}: {missing[0]} is missing: take a newer checkpoint")
-
-    def forget_batches(self, before: int) -> None:
-        """Delete the files of trained batches of steps below `before`; a resume from before there is refused."""
-        for batch in (self._path_of(step) for step in range(1, min(before, self._buffer.version.number + 1))):
-            batch.unlink(missing_ok=True)
 
     def close(self) -> None:
         self._log.close()
@@ -209,10 +204,7 @@ class StoredSamples:
         self.close()
 
     def _path(self, batch: BatchFormed) -> Path:
-        return self._path_of(batch.step)
-
-    def _path_of(self, step: int) -> Path:
-        return batch_path(self._folder / BATCHES, step)
+        return batch_path(self._folder / BATCHES, batch.step)
 
     def _logged(self, events: tuple[BufferEvent, ...]) -> tuple[BufferEvent, ...]:
         """Write events down; what other processes depend on is on disk afterwards."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Self
 
@@ -117,7 +117,7 @@ class WeightManifest:
     @property
     def digest(self) -> str:
         """Digest of everything in the manifest, and so of the weights."""
-        return _digest(self._body())
+        return json_digest(self._body())
 
     def to_json(self) -> str:
         """The text of the manifest's file; it carries its own digest, so that half of it is no manifest."""
@@ -220,15 +220,13 @@ def _bucket(body: Mapping[str, Any]) -> WeightBucket:
         nbytes=int(body["nbytes"]),
         digest=str(body["digest"]),
         tensors=tuple(
-            TensorFacts(str(name), str(dtype), _shape(shape)) for name, dtype, shape in body["tensors"]
+            TensorFacts(str(name), str(dtype), tuple(map(int, shape)))
+            for name, dtype, shape in body["tensors"]
         ),
     )
 
 
-def _shape(sizes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(int(size) for size in sizes)
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+def json_digest(value: Any) -> str:
+    """BLAKE2b-128 of a value as JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -13,7 +13,7 @@ from heddle_dask.views.drawing.svg import INK, number_text, round_up, shortened,
 
 WIDE = 1240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 26, 10, 40
-SOFT, GRID = colour("soft"), colour("grid")
+GRID = colour("grid")
 # Segments that are narrower than this are not drawn: they could not be seen.
 _LEAST_PIXELS = 0.3
 

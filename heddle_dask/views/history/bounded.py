@@ -12,8 +12,6 @@ from typing import Any, Final, Generic, TypeVar
 
 from heddle_dask.views.history.run_snapshot import FailureView, LengthPair
 
-UNLIMITED: Final = 1 << 60
-
 
 @dataclass(frozen=True, slots=True)
 class HistoryLimits:
@@ -38,10 +36,6 @@ class HistoryLimits:
     samples: int = 512
     sample_interval_s: float = 0.25
     lengths: int = 1000
-
-
-REPORT_LIMITS: Final = HistoryLimits(segments=UNLIMITED, ended=None, samples=2048)
-"""Of a stored run, whose every segment is looked at once."""
 
 
 MOST_CAUSES: Final = 100
@@ -132,9 +126,6 @@ class ThinnedSeries(Generic[C]):
     def add_column(self, column: C, typecode: str = "d") -> None:
         """Add a column, with zeros at the times before."""
         self.columns[column] = array(typecode, (0,)) * len(self.at_s)
-
-    def drop_column(self, column: C) -> None:
-        self.columns.pop(column, None)
 
     def begin_sample(self, at: float) -> None:
         """Begin a sample at that time; the caller then appends one number to every column."""

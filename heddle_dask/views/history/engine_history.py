@@ -26,6 +26,9 @@ MOST_LOST: Final = 64
 """Lost engines that are remembered: a session of days may lose thousands."""
 
 
+_CHARTED: Final = ("generating", "queued", "resident")
+
+
 @dataclass(slots=True)
 class MoveCounts:
     """Totals of the moves of one kind, as `core.migrations.MoveTotals`."""
@@ -65,7 +68,6 @@ class EngineHistory:
         self._failures = failures
         self.rows: dict[str, EngineRow] = {}
         self.joined_count = 0
-        self.lost_count = 0
         self._lost: deque[str] = deque()
         self.moving: dict[TrajectoryId, OpenMove] = {}
         self.moves: dict[str, MoveCounts] = {}
@@ -86,14 +88,14 @@ class EngineHistory:
         self.joined_count += 1
         self.rows[spec.engine_id] = row
         series = self._series
-        for what in ("generating", "queued", "resident"):
+        for what in _CHARTED:
             series.add_column((row.index, what))
         self.charted.append(row.index)
         self._leave_drained()
         if len(self.charted) > MOST_SERIES:
             oldest = self.charted.popleft()
-            for what in ("generating", "queued", "resident"):
-                series.drop_column((oldest, what))
+            for what in _CHARTED:
+                series.columns.pop((oldest, what), None)
 
     def draining(self, event: ev.EngineDraining) -> None:
         row = self.rows.get(event.engine_id)
@@ -141,7 +143,6 @@ class EngineHistory:
             row.state = "lost"
             row.lost_s, row.lost_because = event.at, event.reason
             self._failures.count("engine", event.reason, event.at)
-            self.lost_count += 1
             self._forget_old(row)
         elif not (event.stranded and row.generating + row.queued):
             return
@@ -235,7 +236,7 @@ class EngineHistory:
         for index in self.charted:
             row = by_index.get(index)
             numbers = (0, 0, 0) if row is None else (row.generating, row.queued, row.resident_tokens)
-            for what, number in zip(("generating", "queued", "resident"), numbers, strict=True):
+            for what, number in zip(_CHARTED, numbers, strict=True):
                 columns[index, what].append(number)
 
 

@@ -30,7 +30,6 @@ class EngineFacts:
     tp_degree: int
     kv_capacity_tokens: int
     joined_s: float
-    draining_s: float = math.nan
     lost_s: float = math.nan
     reason: str = ""
 
@@ -97,7 +96,6 @@ _PREDICTED = _places(ev.PredictionMade, "at", "trajectory_id", "steps_finished",
 _MOVED = _places(ev.MoveEnded, "at", "trajectory_id", "target_engine_id", "ok", "tokens", "cause")
 _JOINED = _places(ev.EngineJoined, "at", "engine")
 _ENGINE_LOST = _places(ev.EngineLost, "at", "engine_id", "reason", "stranded")
-_DRAINING = _places(ev.EngineDraining, "at", "engine_id")
 _HOST = _places(ev.HostJoined, "at", "host")
 _HOST_LOST = _places(ev.HostLost, "at", "host_id")
 _ADMIT = _places(cm.AdmitTrajectory, "trajectory_id")
@@ -150,7 +148,6 @@ class SessionFacts:
             "MoveEnded": self._moved,
             "EngineJoined": self._engine_joined,
             "EngineLost": self._engine_lost,
-            "EngineDraining": self._engine_draining,
             "HostJoined": self._host_joined,
             "HostLost": self._host_lost,
         }
@@ -298,11 +295,6 @@ class SessionFacts:
         self.engines[described.engine_id] = EngineFacts(
             described.engine_id, described.slots, described.tp_degree, described.kv_capacity_tokens, at
         )
-
-    def _engine_draining(self, row: Row) -> None:
-        at, name = (row[place] for place in _DRAINING)
-        if name in self.engines:
-            self.engines[name].draining_s = at
 
     def _engine_lost(self, row: Row) -> None:
         at, name, reason, stranded = (row[place] for place in _ENGINE_LOST)

@@ -44,7 +44,6 @@ class Kind(IntEnum):
 
 
 class TrackOrder(IntEnum):
-    LEXICOGRAPHIC = 1
     EXPLICIT = 3
 
 
