@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 from bokeh.layouts import column
-from bokeh.models import ColumnDataSource, InlineStyleSheet
+from bokeh.models import ColumnDataSource, FixedTicker, InlineStyleSheet, Range1d
 from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 
@@ -18,6 +19,41 @@ from heddle_dask.views.history.run_snapshot import RunSnapshot
 _TOOLS = "xpan,xwheel_zoom,xbox_zoom,reset"
 
 _NO_PLUGIN = "The scheduler has no heddle plugin yet: it comes with the first rollout."
+
+
+def row_positions(number: int) -> Any:
+    """The middles of the rows, top down, in a chart with `RowLabels`."""
+    return np.arange(number, dtype=float) + 0.5
+
+
+class RowLabels:
+    """Labels of the rows of a chart, which may change with every snapshot; `least` rows have room.
+
+    Attributes
+    ----------
+    y_range
+        Of the chart: from the last row up to the first.
+    """
+
+    def __init__(self, least: int) -> None:
+        self.y_range = Range1d(start=least, end=0)
+        self._least = least
+        self._ticker = FixedTicker(ticks=[])
+        self._axes: list[Any] = []
+
+    def at(self, chart: Any) -> None:
+        """Label the rows of this chart."""
+        chart.yaxis.ticker = self._ticker
+        chart.yaxis.major_tick_line_color = None
+        chart.yaxis.axis_line_color = None
+        self._axes.extend(chart.yaxis)
+
+    def show(self, labels: Sequence[str]) -> None:
+        positions = [float(each) for each in row_positions(len(labels))]
+        for axis in self._axes:
+            axis.major_label_overrides = dict(zip(positions, labels, strict=True))
+        self._ticker.ticks = positions
+        self.y_range.start = max(len(labels), self._least)
 
 
 class Panel:
@@ -42,6 +78,8 @@ class Panel:
         self._heading.text = f'<h2>{self.title}</h2><div class="empty">{_NO_PLUGIN}</div>'
         self._shown = View("", empty=_NO_PLUGIN)
         self.sources: dict[str, ColumnDataSource] = {}
+        self._html: Div | None = None
+        self._labels: RowLabels | None = None
         self._body = column(*self.body(), sizing_mode="stretch_both", spacing=2, visible=False)
         self.root = column(
             self._heading, self._body, sizing_mode="stretch_both", name=f"heddle-{self.name}", spacing=2
@@ -49,7 +87,7 @@ class Panel:
 
     def body(self) -> Sequence[Any]:
         """For subclasses: the models below the heading."""
-        raise NotImplementedError
+        return ()
 
     def show(self, view: View, snapshot: RunSnapshot) -> None:
         """Show this view; the heading tells to which line of the journal it belongs."""
@@ -68,7 +106,11 @@ class Panel:
         self._shown = view
 
     def adjust(self, view: View, before: View) -> None:
-        """For subclasses: what follows from the view besides the data, such as labels of rows."""
+        """Show what follows from the view besides the data: labels of rows, and the table."""
+        if self._labels is not None and view.rows != before.rows:
+            self._labels.show(view.rows)
+        if self._html is not None and view.html != before.html:
+            self._html.text = view.html
 
     # -- helpers of subclasses ---------------------------------------------------------------------
 
@@ -77,6 +119,16 @@ class Panel:
         made = ColumnDataSource({each: [] for each in columns}, name=f"heddle-{self.name}-{name}")
         self.sources[name] = made
         return made
+
+    def html(self, name: str = "table") -> Div:
+        """The place of the view's HTML."""
+        self._html = html_block(f"heddle-{self.name}-{name}")
+        return self._html
+
+    def row_labels(self, least: int) -> RowLabels:
+        """The labels of the view's rows."""
+        self._labels = RowLabels(least)
+        return self._labels
 
     def chart(self, x_label: str, y_label: str, **options: Any) -> Any:
         options = {"tools": _TOOLS, "sizing_mode": "stretch_both", "min_height": 60, **options}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from heddle_dask.live.scheduler.dashboard import style
-from heddle_dask.live.scheduler.dashboard.panel import Panel, html_block
+from heddle_dask.live.scheduler.dashboard.panel import Panel
 from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.history.run_snapshot import FailureView, RunSnapshot
 
@@ -55,9 +55,4 @@ class FailuresPanel(Panel):
     make = staticmethod(failures_view)
 
     def body(self) -> Sequence[Any]:
-        self._table = html_block("heddle-failures-table")
-        return (self._table,)
-
-    def adjust(self, view: View, before: View) -> None:
-        if view.html != before.html:
-            self._table.text = view.html
+        return (self.html(),)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.panel import Panel
 from heddle_dask.live.scheduler.dashboard.view import View
@@ -97,6 +94,3 @@ class Headline(Panel):
     title = "Rollout"
     name = "headline"
     make = staticmethod(headline_view)
-
-    def body(self) -> Sequence[Any]:
-        return ()

@@ -9,7 +9,7 @@ import numpy as np
 from bokeh.models import HoverTool, NumeralTickFormatter
 
 from heddle_dask.live.scheduler.dashboard import style
-from heddle_dask.live.scheduler.dashboard.panel import Panel, html_block
+from heddle_dask.live.scheduler.dashboard.panel import Panel
 from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.history.run_snapshot import MoveView, RunSnapshot
 
@@ -74,9 +74,4 @@ class MovesPanel(Panel):
         chart.yaxis.ticker.min_interval = 1
         tooltip = [("at", "@at{0,0.0} s"), ("moves", "@moves{0,0}"), ("preemptions", "@preemptions{0,0}")]
         chart.add_tools(HoverTool(tooltips=tooltip, renderers=[hidden], mode="vline"))
-        self._table = html_block("heddle-moves-table")
-        return (chart, self._table)
-
-    def adjust(self, view: View, before: View) -> None:
-        if view.html != before.html:
-            self._table.text = view.html
+        return (chart, self.html())

@@ -9,7 +9,7 @@ import numpy as np
 from bokeh.models import HoverTool, NumeralTickFormatter
 
 from heddle_dask.live.scheduler.dashboard import style
-from heddle_dask.live.scheduler.dashboard.panel import Panel, html_block
+from heddle_dask.live.scheduler.dashboard.panel import Panel
 from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.history.run_snapshot import RunSnapshot, TrainingPoint, TrainingView
 
@@ -94,9 +94,4 @@ class TrainingPanel(Panel):
         chart.add_tools(
             HoverTool(tooltips=[("step", "@step{0,0}"), ("reward", "@value{0.000}")], renderers=[dots, rings])
         )
-        self._figures = html_block("heddle-training-figures")
-        return (chart, self._figures)
-
-    def adjust(self, view: View, before: View) -> None:
-        if view.html != before.html:
-            self._figures.text = view.html
+        return (chart, self.html("figures"))
