@@ -23,15 +23,7 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 
 
 def engine_option(default: str = DEFAULT_KIND, *others: str) -> Callable[[F], F]:
-    """The option, checked when the command line is read.
-
-    Parameters
-    ----------
-    default
-        Its default.
-    others
-        Names that the command takes besides those of engine kinds.
-    """
+    """The option, checked when the command line is read."""
     named = ", ".join((*ENGINE_KINDS, *others, "package.module:object"))
 
     def checked(context: click.Context, parameter: click.Parameter, value: str) -> str:

@@ -37,8 +37,6 @@ class StoredRun:
 
     Attributes
     ----------
-    stored
-        Trajectories in the store.
     recovered
         Trajectories that only the journal has.
     unfinished

@@ -40,8 +40,6 @@ def play_jobs(
     scheduler
         Address of the Dask scheduler for the jobs; None: run them in this process. Every worker needs the same
         version of this package, and a trace file under the same path and with the same content.
-    say
-        Takes the lines about progress.
     names
         Names of the jobs in these lines [default: the strategies].
     """

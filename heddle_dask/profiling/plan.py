@@ -105,8 +105,6 @@ class ProfilePlan:
     ----------
     batches, contexts
         Numbers of sequences, and context tokens of each; a pair that exceeds the KV capacity is left out.
-    prompts
-        Lengths of prompts.
     tokens
         Tokens that each sequence decodes for a point.
     """

@@ -103,13 +103,7 @@ class _Found:
 
 
 class Lease:
-    """A lease that this process holds. Make one with `take`; `release` it.
-
-    Attributes
-    ----------
-    holder
-        This process.
-    """
+    """A lease that this process holds. Make one with `take`; `release` it."""
 
     def __init__(self, path: Path, holder: Holder, beat_s: float, expiry_s: float) -> None:
         self.holder = holder

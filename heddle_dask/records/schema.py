@@ -48,8 +48,6 @@ class Table:
     chunk_rows
         Rows per chunk. An append rewrites the last chunk of every column, so small chunks are fast to write and large
         chunks are fast to read; chunks are below 1 MB.
-    columns
-        Name to Zarr data type.
     """
 
     dimension: str

@@ -192,12 +192,8 @@ class BufferCounts:
     ----------
     sampled_groups, trained_groups
         By environment: the mix that arrived, and the one that went into batches.
-    dropped_groups, dropped_trajectories, dropped_tokens
-        By cause.
     staleness
         Trajectories in batches by their n - b.
-    truncated, trained_trajectories
-        Of the trajectories in batches.
     """
 
     sampled_groups: Counter[str] = field(default_factory=Counter)

@@ -119,8 +119,6 @@ class GroupLedger:
     ----------
     wasted_tokens
         Sampled tokens that no delivered member has, by cause.
-    dropped
-        Groups that were dropped, by cause.
     given_up
         Groups whose task was not asked for again, after `GroupPlan.max_repeats`.
     repeats

@@ -111,8 +111,6 @@ class EndTraining:
 
     Attributes
     ----------
-    trained
-        Training steps that are done.
     stopped
         The user asked for it; else all steps are done.
     """
@@ -151,8 +149,6 @@ class TrainingLoop:
 
     Parameters
     ----------
-    plan
-        The order of things.
     start
         Where it begins. Weights of a resumed training are published and installed again before rollout begins: engines
         may have been replaced meanwhile.

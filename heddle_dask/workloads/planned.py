@@ -24,8 +24,6 @@ class PlannedAction:
 
     Attributes
     ----------
-    label
-        Name of the tool.
     profile
         Its true seconds by units of its elastic resource.
     demand
@@ -89,8 +87,6 @@ class PlannedTrajectory:
         Length of the task itself, and the limit of steps; 0: not known.
     rewards
         Calls after the last step, one after the other; a simulation runs them, a replay does not.
-    submitted_s
-        When a simulation submits it.
     prompt_key
         Identity of the prompt over passes; empty: the group stands for it.
     """

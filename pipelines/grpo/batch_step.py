@@ -29,8 +29,6 @@ class BatchStep:
     ----------
     reference
         The model that the policy stays near to; None where no divergence is asked for.
-    number
-        The version before the batch.
     """
 
     def __init__(

@@ -60,13 +60,7 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
 
 
 class CheckpointFolder:
-    """The checkpoints of one lineage in a directory, which may hold those of others.
-
-    Parameters
-    ----------
-    keep
-        So many of the newest ones stay.
-    """
+    """The checkpoints of one lineage in a directory, which may hold those of others."""
 
     def __init__(self, folder: Path, lineage: str, keep: int) -> None:
         self._folder = folder

@@ -46,8 +46,6 @@ class Policy:
     ----------
     weights
         Model directory, or the checkpoint of an adapter.
-    device
-        Of this rank.
 
     Attributes
     ----------

@@ -18,13 +18,6 @@ class Batches:
     ----------
     run
         One pass over a batch of token ids: one answer for each.
-    limit
-        Inputs of one pass.
-
-    Attributes
-    ----------
-    passes
-        Passes so far.
     """
 
     def __init__(self, run: Pass, limit: int) -> None:

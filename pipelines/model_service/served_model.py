@@ -33,12 +33,8 @@ class ServedModel:
 
     Parameters
     ----------
-    directory
-        Model directory.
     dtype
         Name of the type of the weights; ``"auto"``: as stored.
-    max_tokens
-        Longest input.
 
     Attributes
     ----------

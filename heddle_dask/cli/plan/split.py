@@ -25,12 +25,8 @@ class SplitRequest:
     ----------
     trainer
         Seconds of a trainer step by GPUs, as `scaling_law` reads them.
-    total_gpus
-        GPUs of trainer and rollout together.
     batch
         Trajectories of a training batch; 0: as many as are simulated.
-    update_s
-        Exposed seconds of a weight update.
     """
 
     trainer: str
@@ -72,8 +68,6 @@ def split_answer(
     ----------
     best
         The best fleet of each simulated number of rollout GPUs.
-    trajectories
-        How many each of them rolled out.
     """
     batch = request.batch or trajectories
     rollout_s = {one.gpus: one.makespan_s * batch / trajectories for one in best}

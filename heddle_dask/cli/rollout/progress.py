@@ -64,13 +64,7 @@ class Snapshot:
 
 
 class Meter:
-    """Makes snapshots; rates and the time left are computed from earlier counts.
-
-    Parameters
-    ----------
-    counts
-        `Rollout.progress`.
-    """
+    """Makes snapshots; rates and the time left are computed from earlier counts."""
 
     def __init__(
         self,

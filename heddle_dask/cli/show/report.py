@@ -134,13 +134,7 @@ def about(run: StoredRun, tally: Tally) -> About:
 def show_run(
     path: Path, *, to_stderr: bool, html: Path | None = None, perfetto: Path | None = None
 ) -> dict[str, Any]:
-    """Print the figures of a run and return them.
-
-    Parameters
-    ----------
-    html, perfetto
-        Files to write: the report, and the trace.
-    """
+    """Print the figures of a run and return them."""
     run = StoredRun(path)
     tally = Tally(
         run.metadata.get("slots", 0),

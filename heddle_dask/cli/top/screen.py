@@ -38,13 +38,7 @@ Snapshot = Mapping[str, Any]
 
 
 def screen(snapshot: Snapshot, height: int, width: int = WIDTH, note: str = "") -> RenderableType:
-    """The snapshot in at most `height` lines, if these are at least 20.
-
-    Parameters
-    ----------
-    note
-        A line about the connection, above everything.
-    """
+    """The snapshot in at most `height` lines, if these are at least 20."""
     side = [*_failures(snapshot["failures"], width), *_actions(snapshot, width), *_moves(snapshot, width)]
     left = max(2 * (_LEAST_ROWS + 2), height - _HEAD_LINES - len(side) - (1 if note else 0))
     living = [engine for engine in snapshot["engines"] if engine["state"] in LIVING]

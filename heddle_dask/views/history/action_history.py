@@ -31,10 +31,6 @@ class ActionHistory:
 
     Attributes
     ----------
-    open
-        Actions that have not reported.
-    hosts
-        Hosts by id.
     loading
         Model services that are being loaded, by host, first GPU and number of GPUs.
     labels

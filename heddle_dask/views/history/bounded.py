@@ -23,12 +23,8 @@ class HistoryLimits:
         Segments that are kept of each trajectory; the oldest go first.
     ended
         Ended trajectories that are kept; None: all of them.
-    samples
-        Samples of the series.
     sample_interval_s
         Least seconds between two samples at first; it doubles when the series is full.
-    lengths
-        Pairs of predicted and actual length.
     """
 
     segments: int = 256
@@ -74,13 +70,7 @@ class FailureTally:
 
 
 class LengthSample:
-    """Reservoir sampling with a seed: equal events give the equal sample.
-
-    Attributes
-    ----------
-    seen
-        Number of pairs that were offered.
-    """
+    """Reservoir sampling with a seed: equal events give the equal sample."""
 
     def __init__(self, most: int, seed: int = 0) -> None:
         self.seen = 0
@@ -106,15 +96,7 @@ C = TypeVar("C", bound=Hashable)
 
 
 class ThinnedSeries(Generic[C]):
-    """Samples at least `interval_s` apart; the interval doubles whenever `most` samples are reached.
-
-    Attributes
-    ----------
-    at_s
-        Times of the samples.
-    next_s
-        The earliest time of the next sample.
-    """
+    """Samples at least `interval_s` apart; the interval doubles whenever `most` samples are reached."""
 
     def __init__(self, most: int, interval_s: float) -> None:
         self.most = most

@@ -43,17 +43,7 @@ class MoveCounts:
 
 
 class EngineHistory:
-    """Engines and moves.
-
-    Attributes
-    ----------
-    rows
-        Engines by id, in the order of joining.
-    moving
-        Moves that have not reported, by trajectory.
-    moves
-        Totals by kind.
-    """
+    """Engines and moves."""
 
     def __init__(
         self,

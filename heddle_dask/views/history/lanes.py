@@ -85,12 +85,8 @@ class Lane:
         Its open step (the identity of the attempt), the engine that has it, and whether it has started there.
     home, has_kv
         The engine with its context, and whether the engine has, or had, a KV cache of it.
-    actions
-        Its actions that have not reported.
     remaining_tokens, predicted_at_tokens
         The latest prediction, and the generated tokens from which it counts; nan before the first.
-    omitted
-        Segments that were forgotten.
     """
 
     __slots__ = (

@@ -61,8 +61,6 @@ class RunHistory:
         Ended ones, in the order of their end.
     by_phase, phase_seconds
         Number of lanes in each phase, and seconds of all lanes in each phase up to their latest change.
-    ended
-        Ended trajectories by status.
     """
 
     def __init__(self, limits: HistoryLimits | None = None) -> None:

@@ -116,8 +116,6 @@ class SessionFacts:
         (time, trajectory, engine, reason) of steps that were told to stop.
     events, missing
         Lines that were taken, and lines that the journal lacks; what they told is not in the facts.
-    last_s
-        Time of the last event.
     """
 
     def __init__(self) -> None:

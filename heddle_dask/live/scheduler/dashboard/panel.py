@@ -57,17 +57,7 @@ class RowLabels:
 
 
 class Panel:
-    """Base of the panels.
-
-    Attributes
-    ----------
-    title
-        Shown above it.
-    make
-        Computes its view of a snapshot.
-    root
-        The Bokeh model of the whole panel.
-    """
+    """Base of the panels."""
 
     title: ClassVar[str]
     name: ClassVar[str]
