@@ -140,8 +140,10 @@ async def cluster_client(cluster: SupervisedCluster, logs: Path) -> AsyncIterato
         await closing
 
 
-def _check_scheme(scheme: str) -> None:
-    """Refuse another transport, at which Dask would fail with an error of its own."""
+def check_address(address: str) -> None:
+    """Raise `ValueError` for what is no address, or of another transport, at which Dask would fail by itself."""
+    scheme, place = parse_address(address)
+    parse_host_port(place)
     if scheme not in ("tcp", "tls"):
         raise ValueError(f"{scheme}:// is neither tcp:// nor tls://")
 
@@ -196,9 +198,7 @@ class TlsFiles:
 async def remote_client(address: str, timeout_s: float, tls: TlsFiles | None = None) -> AsyncIterator[Client]:
     """A client of the scheduler at `address`; says so on stderr where the connection is open to others."""
     try:
-        scheme, place = parse_address(address)
-        parse_host_port(place)
-        _check_scheme(scheme)
+        check_address(address)
         warning = unencrypted(address)
         security = (tls or TlsFiles()).security(address)
         if warning:

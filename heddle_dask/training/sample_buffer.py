@@ -227,7 +227,10 @@ class SampleBuffer:
         NothingToLearn
             After `BatchRule.empty_draws` draws in a row.
         """
-        valid = sorted((g for g in self._waiting.values() if not self._cause_of_age(g)), key=_age)
+        # Of equal ones the first that arrived: the sort is stable.
+        valid = sorted(
+            (g for g in self._waiting.values() if not self._cause_of_age(g)), key=lambda g: g.first_version
+        )
         groups = [group for group in valid if not group.late_for]
         late = [group for group in valid if group.late_for]
         needed = self.rule.groups
@@ -372,10 +375,6 @@ class SampleBuffer:
         self._newest_of[lineage] = None
         self._lineage = lineage
         self._trained_step = number
-
-
-def _age(group: BufferedGroup) -> int:
-    return group.first_version  # of equal ones the first that arrived: the sort is stable
 
 
 def _dropped(group: BufferedGroup, cause: str) -> GroupDropped:

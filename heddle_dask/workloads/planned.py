@@ -51,12 +51,6 @@ class PlannedAction:
     declared: DurationProfile | None = None
     timeout_s: float | None = None
 
-    @property
-    def shortest_s(self) -> float:
-        """Seconds with as many units as it can be granted."""
-        elastic = self.demand.elastic
-        return self.profile.seconds(self.demand[elastic].most if elastic else 1)
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:

@@ -149,7 +149,9 @@ class ProgressDisplay:
                 snapshot = meter.snapshot()
                 elapsed = duration(time.monotonic() - self._began_s)
                 waiting = Text(f"{self._latest} · {elapsed}", overflow="ellipsis", no_wrap=True)
-                live.update(_live_line(snapshot) if snapshot.has_begun else waiting, refresh=True)
+                line = Table.grid(padding=(0, 1))
+                line.add_row(ProgressBar(snapshot.total, snapshot.done, width=_BAR_CHARS), snapshot.line())
+                live.update(line if snapshot.has_begun else waiting, refresh=True)
                 await asyncio.sleep(LIVE_INTERVAL_S)
 
     def _print(self, text: str) -> None:
@@ -166,9 +168,3 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def _live_line(snapshot: Snapshot) -> Table:
-    line = Table.grid(padding=(0, 1))
-    line.add_row(ProgressBar(snapshot.total, snapshot.done, width=_BAR_CHARS), snapshot.line())
-    return line

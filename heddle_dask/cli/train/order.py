@@ -121,8 +121,8 @@ class TrainOrder:
             "limits": list(rollout.object_of(Budget).replayed.values()),
             "lora_rank": self.trainer.get("lora_rank", 0),
             "steps": self.plan.steps,
-            "learning": {**self.trainer, **_plain(self.plan), **_plain(self.groups)},
-            "evaluation": _plain(self.evaluation),
+            "learning": {**self.trainer, **asdict(self.plan), **asdict(self.groups)},
+            "evaluation": asdict(self.evaluation),
             "engines": [rollout["engine"], rollout["engines"]],
         }
 
@@ -231,14 +231,6 @@ def _value(text: str) -> Any:
         return json.loads(text)
     except ValueError:
         return text
-
-
-def _plain(value: Any) -> dict[str, Any]:
-    return {field.name: _json(getattr(value, field.name)) for field in fields(value)}
-
-
-def _json(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool | None) else _plain(value)
 
 
 def check_out_parent(directory: Path) -> None:

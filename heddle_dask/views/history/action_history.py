@@ -9,7 +9,6 @@ from typing import Final
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import ActionId, TrajectoryId
-from heddle_dask.core.nouns import ActionRequest
 from heddle_dask.core.resources import api_of
 from heddle_dask.views.history.bounded import FailureTally
 from heddle_dask.views.history.lanes import HostRow, Lane, OpenAction
@@ -97,7 +96,8 @@ class ActionHistory:
         lane = self._lanes.get(spec.trajectory_id)
         if lane is None:
             return
-        action = OpenAction(lane, spec.label, spec.kind, spec.pool, _asks_api(spec), spec.service)
+        asks_api = any(api_of(name) is not None for name in spec.demand.names)
+        action = OpenAction(lane, spec.label, spec.kind, spec.pool, asks_api, spec.service)
         self.open[spec.action_id] = lane.actions[spec.action_id] = action
         self.counted_as(spec.kind, spec.label)
         self._leave_engine(lane)
@@ -175,7 +175,3 @@ class ActionHistory:
     def _changed(self, lane: Lane, at: float) -> None:
         if lane.step is None and lane.ended_s is None:
             self.rest(lane, at)
-
-
-def _asks_api(spec: ActionRequest) -> bool:
-    return any(api_of(name) is not None for name in spec.demand.names)

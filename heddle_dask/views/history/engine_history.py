@@ -199,7 +199,7 @@ class EngineHistory:
         elif lane.home is source and source is not None and source.state == "draining":
             lane.has_kv = False
             lane.move_home(None)
-        if _waits_for_engine(lane):
+        if lane.step is not None and lane.engine is None:
             counts.exposed += 1
             counts.exposed_s += at - lane.requested_s
             self._enter(lane, LLM_QUEUE, at)
@@ -228,7 +228,3 @@ class EngineHistory:
             numbers = (0, 0, 0) if row is None else (row.generating, row.queued, row.resident_tokens)
             for what, number in zip(_CHARTED, numbers, strict=True):
                 columns[index, what].append(number)
-
-
-def _waits_for_engine(lane: Lane) -> bool:
-    return lane.step is not None and lane.engine is None
