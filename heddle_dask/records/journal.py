@@ -45,12 +45,6 @@ _BUFFER_BYTES = 4 << 20
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
-class JournalRecords(list[tuple[str, dict[str, Any]]]):
-    """The complete records of a journal, in order; `dropped_bytes` is the length of its torn tail."""
-
-    dropped_bytes: int = 0
-
-
 class Journal:
     """The writer of a journal. Make one with `create` or `open_append`; close it, or use it in a `with`.
 
@@ -296,25 +290,6 @@ class JournalReader:
             if self._prefixes is None or line.text.startswith(self._prefixes):
                 yield parsed_record(line, self.path)
         self.dropped_bytes = self._header.size - end
-
-
-def read_journal(path: str | Path) -> JournalRecords:
-    """All complete records of a short journal; a long one is read with `JournalReader`.
-
-    Returns
-    -------
-    JournalRecords
-        A list of (kind, body), with the attribute `dropped_bytes`: length of the torn tail, or 0.
-
-    Raises
-    ------
-    BadInput
-        As `JournalReader`.
-    """
-    reader = JournalReader(path)
-    records = JournalRecords((record.kind, record.body) for record in reader)
-    records.dropped_bytes = reader.dropped_bytes
-    return records
 
 
 def _prefixes(kinds: Collection[str]) -> tuple[bytes, ...]:

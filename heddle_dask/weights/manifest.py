@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, Self
 
 from heddle_dask.core.errors import BadInput, HeddleError
@@ -172,7 +172,6 @@ class WeightManifest:
                 raise WeightsRefused(f"a manifest that names {what} twice")
 
     def _body(self) -> dict[str, Any]:
-        adapter = self.adapter
         return {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -180,13 +179,8 @@ class WeightManifest:
             "version": self.version.number,
             "kind": self.kind,
             "nbytes": self.nbytes,
-            "model": {
-                "config_digest": self.model.config_digest,
-                "tokenizer_digest": self.model.tokenizer_digest,
-            },
-            "adapter": None
-            if adapter is None
-            else {"rank": adapter.rank, "scale": adapter.scale, "base_digest": adapter.base_digest},
+            "model": asdict(self.model),
+            "adapter": None if self.adapter is None else asdict(self.adapter),
             "buckets": [
                 {
                     "file": bucket.file,

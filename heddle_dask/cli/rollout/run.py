@@ -58,7 +58,6 @@ from heddle_dask.engines.spec import engine_kind
 from heddle_dask.environments.mix import mix_of
 from heddle_dask.live.clusters.credentials import connection_file
 from heddle_dask.live.clusters.quota_table import quotas_of_file
-from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan
 from heddle_dask.live.driver.connection.control_channel import ClusterLost
 from heddle_dask.live.driver.connection.encryption import UnencryptedConnection
 from heddle_dask.live.driver.files.continuation import check_continues, task_list
@@ -294,8 +293,11 @@ class RolloutRun:
             return
         async with self.logs.kept() as logs:
             if self.plan is not None:
+                groups = self.plan.groups.items()
+                jobs = ", ".join(f"{group.minimum} to {group.most} of {name}" for name, group in groups)
                 self.progress.message(
-                    f"starting a cluster of {_groups_text(self.plan)}; logs: {self.plan.logs or logs}"
+                    f"starting a cluster of worker groups ({self.plan.backend}, jobs: {jobs}); "
+                    f"logs: {self.plan.logs or logs}"
                 )
                 async with groups_client(self.plan, self.plan.logs or logs, self.progress.message) as client:
                     with connection_file(logs, client.cluster):
@@ -367,11 +369,6 @@ class RolloutRun:
         if self._rollout is None or not self._rollout.interrupt(to_resume):
             assert self._task is not None
             self._task.cancel()
-
-
-def _groups_text(plan: ClusterPlan) -> str:
-    jobs = ", ".join(f"{group.minimum} to {group.most} of {name}" for name, group in plan.groups.items())
-    return f"worker groups ({plan.backend}, jobs: {jobs})"
 
 
 def _dashboard(asked: bool | None) -> bool:
