@@ -76,11 +76,6 @@ class StoredRun:
     def ids(self) -> list[str]:
         return [*self._rows, *self._journalled]
 
-    @property
-    def begun(self) -> int:
-        """Trajectories that have begun, finished or not."""
-        return len(self) + self.unfinished
-
     def find(self, name: str) -> TrajectoryRecord:
         """A trajectory by its id, or by its number in the order of `ids`."""
         ids = self.ids
@@ -174,7 +169,8 @@ def remove_if_empty(out: Path) -> bool:
     """
     try:
         with RunStore.append_to(out) as store:
-            if len(store) or StoredRun(out).begun:
+            run = StoredRun(out)
+            if len(store) or len(run) or run.unfinished:
                 return False
             shutil.rmtree(out)
             journal_path(out).unlink(missing_ok=True)

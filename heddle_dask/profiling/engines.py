@@ -156,7 +156,6 @@ def model_name(directory: str) -> str:
 
 
 def this_device() -> str:
-    """The accelerators of this machine in words, or its processors if it has none."""
     if shutil.which("nvidia-smi"):
         asked = subprocess.run(
             ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],

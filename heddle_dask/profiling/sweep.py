@@ -128,8 +128,6 @@ class Sweep:
     async def _answered_s(
         self, engine: int, prompts: Sequence[Sequence[int]], tokens: int, name: str
     ) -> float:
-        """Median seconds of concurrent steps."""
-
         async def one(index: int) -> float:
             sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=index)
             began_s = time.perf_counter()

@@ -293,7 +293,6 @@ class JournalReader:
 
 
 def _prefixes(kinds: Collection[str]) -> tuple[bytes, ...]:
-    """What the JSON of a record of one of these kinds begins with."""
     return tuple(_encode([kind])[:-1].encode("ascii") + b"," for kind in kinds)
 
 

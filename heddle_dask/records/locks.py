@@ -291,7 +291,6 @@ def _process(pid: int) -> tuple[str, int]:
 
 @cache
 def _machine() -> str:
-    """This boot of this machine, and the process namespace."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 

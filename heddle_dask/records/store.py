@@ -193,7 +193,6 @@ class RunStore:
                 raise
 
     def close(self) -> None:
-        """Release the lock; everything appended is already committed. May be called twice."""
         if self._lock is not None:
             self._lock.release()
 

@@ -214,7 +214,6 @@ class BufferCounts:
 
     @property
     def trained_lengths(self) -> Lengths:
-        """Of the trajectories that went into batches."""
         return Lengths.of(self._trained_tokens)
 
     @property

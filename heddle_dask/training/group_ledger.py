@@ -155,7 +155,6 @@ class GroupLedger:
 
     @property
     def running(self) -> int:
-        """Groups that have started and lack a member."""
         return sum(group.phase == "open" for group in self._groups.values())
 
     def wants_group(self) -> bool:

@@ -186,7 +186,6 @@ class TrainingLoop:
 
     @property
     def phase(self) -> LoopPhase:
-        """What the training step is waiting for, in one word."""
         if self.is_ended:
             return "done"
         if self._training:

@@ -142,7 +142,6 @@ class SampleBuffer:
 
     @property
     def version(self) -> PolicyVersion:
-        """The newest weights whose checkpoint is known here."""
         return PolicyVersion(self._lineage, self._trained_step)
 
     @property
@@ -156,7 +155,6 @@ class SampleBuffer:
 
     @property
     def running(self) -> Mapping[str, int]:
-        """Groups that run, with the version of their first token."""
         return dict(self._running)
 
     @property

@@ -17,7 +17,6 @@ _SCHEME: Final = "collective://"
 
 
 def is_collective(uri: str) -> bool:
-    """Whether weights of this store are broadcast."""
     return uri.startswith(_SCHEME)
 
 

@@ -120,15 +120,6 @@ def is_replayable(trace: TracedTrajectory) -> bool:
     )
 
 
-def tool_waits_s(trace: TracedTrajectory, tool_scale: float) -> list[float]:
-    """Seconds that a replay waits for a tool after each step; 0 for waits for a person and after the last step."""
-    waits = [
-        0.0 if step.tool is None or step.human or step.tool_s is None else step.tool_s * tool_scale
-        for step in trace.steps[:-1]
-    ]
-    return [*waits, 0.0]
-
-
 def planned_trace(
     trace: TracedTrajectory,
     *,
@@ -146,10 +137,12 @@ def planned_trace(
         The prompt leaves no room for a generated token.
     """
     generated = [step.generated_tokens or 0 for step in trace.steps]
-    # A replay neither reads the last observation nor waits for the tool after the last step.
+    # A replay neither reads the last observation nor waits for the tool after the last step, nor for a person.
     observed = [step.observation_tokens or 0 for step in trace.steps[:-1]] + [0]
     tools = [step.tool for step in trace.steps[:-1]] + [None]
-    waits = tool_waits_s(trace, 1.0)
+    waits = [0.0 if step.tool is None or step.human else step.tool_s or 0.0 for step in trace.steps[:-1]] + [
+        0.0
+    ]
     whole = PlannedTrajectory(
         trace.trajectory_id,
         trace.group_id,
@@ -210,7 +203,6 @@ def fit_into_context(
     )
 
 
-def scaled_tokens(tokens: int | None, scale: float, least: int) -> int:
+def scaled_tokens(tokens: int, scale: float, least: int) -> int:
     """`tokens` times `scale`, rounded, at least `least`."""
-    assert tokens is not None, "only replayable trajectories are planned"
     return max(least, round(tokens * scale))

@@ -104,7 +104,6 @@ class TrlRolloutWorker:
             self._failure = error
 
     def _put(self, sample: RolloutSample) -> bool:
-        """Whether it was taken before the end."""
         while not self._stopped.is_set():
             try:
                 self.rollout_buffer.put(sample, timeout=_POLL_S)

@@ -25,7 +25,7 @@ from heddle_dask.training.trainer import TrainerState, TrainReport
 from heddle_dask.training.trainer_spec import TrainerSpec
 from heddle_dask.weights.collective import CollectiveUri, is_collective
 from heddle_dask.weights.store import WeightStore
-from pipelines.grpo.broadcasting import Broadcaster
+from pipelines.grpo.broadcasting import Broadcaster, version_of
 from pipelines.grpo.learner import stored_report
 from pipelines.grpo.policy import device_of
 from pipelines.grpo.publishing import publish, whole_weights
@@ -70,7 +70,7 @@ class Server:
 
     async def train(self, request: web.Request) -> web.Response:
         body = await request.json()
-        batch, version = Path(body["batch"]), _version(body)
+        batch, version = Path(body["batch"]), version_of(body)
         loop = asyncio.get_running_loop()
         try:
             report = await loop.run_in_executor(self._torch, self._train, batch, version)
@@ -98,7 +98,7 @@ class Server:
 
     async def publish(self, request: web.Request) -> web.Response:
         body = await request.json()
-        version, store = _version(body), str(body["store"])
+        version, store = version_of(body), str(body["store"])
         model = Path(self._spec.model)
         weights = self._ranks.learner.folder.find(version)
         state = self._ranks.learner.state
@@ -118,7 +118,7 @@ class Server:
 
     async def keep(self, request: web.Request) -> web.Response:
         body = await request.json()
-        folder, version, reward = self._ranks.learner.folder, _version(body), float(body["reward"])
+        folder, version, reward = self._ranks.learner.folder, version_of(body), float(body["reward"])
         loop = asyncio.get_running_loop()
         path = await loop.run_in_executor(self._torch, folder.keep_best, version, reward)
         return web.json_response({"checkpoint": str(path)})
@@ -128,10 +128,6 @@ class Server:
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._torch, self._ranks.learner.export_merged, directory)
         return web.json_response({})
-
-
-def _version(body: Any) -> PolicyVersion:
-    return PolicyVersion(str(body["lineage"]), int(body["number"]))
 
 
 def _state(state: TrainerState) -> dict[str, Any]:

@@ -125,13 +125,13 @@ class Broadcaster:
             await listening[1].cleanup()
 
     async def _manifest(self, request: web.Request) -> web.Response:
-        offer = self._offered(_version(await request.json()))
+        offer = self._offered(version_of(await request.json()))
         return web.Response(text=offer.manifest.to_json(), content_type="application/json")
 
     async def _place(self, request: web.Request) -> web.Response:
         body = await request.json()
         seat = Seat(
-            self._offered(_version(body)).manifest.version,
+            self._offered(version_of(body)).manifest.version,
             int(body["ranks"]),
             str(body["device"]),
             asyncio.get_running_loop().create_future(),
@@ -192,5 +192,6 @@ class Broadcaster:
             print(self.failure, flush=True)
 
 
-def _version(body: Any) -> PolicyVersion:
+def version_of(body: Any) -> PolicyVersion:
+    """The version that a request names."""
     return PolicyVersion(str(body["lineage"]), int(body["number"]))

@@ -44,13 +44,7 @@ class CheckpointRecord:
 
 
 def read_record(checkpoint: Path) -> CheckpointRecord:
-    """The record of a checkpoint.
-
-    Raises
-    ------
-    BadInput
-        It is none.
-    """
+    """The record of a checkpoint."""
     try:
         return CheckpointRecord(**json.loads((checkpoint / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:

@@ -86,7 +86,6 @@ class Policy:
         set_model_state_dict(self.model, state, options=StateDictOptions(full_state_dict=True, strict=False))
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The state of an optimizer as a whole; as with `state`."""
         return dict(get_optimizer_state_dict(self.model, optimizer, options=_FULL))
 
     def restore_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

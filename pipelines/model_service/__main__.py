@@ -70,7 +70,6 @@ class Server:
         return web.json_response({"scores": await self._batches.answers(inputs)})
 
     async def logprobs(self, request: web.Request) -> web.Response:
-        """The logprob of each token from `start` on."""
         self._check("logprobs", not self._model.scores)
         body = await request.json()
         ids, start = self._model.tokens_of(body["token_ids"]), int(body["start"])

@@ -61,7 +61,6 @@ class OccupiedPlaces:
         return found
 
     def put(self, tensor: StoredTensor, data: memoryview, place: int, offset: int) -> torch.Tensor:
-        """Copy the bytes of a tensor there; returns the tensor over that memory."""
         memory = self._memory[place]
         memory[offset : offset + tensor.length] = data
         count = tensor.length // torch.empty(0, dtype=getattr(torch, tensor.dtype)).element_size()

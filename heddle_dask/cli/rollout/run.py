@@ -151,10 +151,11 @@ class RolloutRun:
         check_cost(self.engines.cost, self.model, asked["engine"])
         self.budget = asked.object_of(Budget, retries=retries)
         if self.shape.hardware is not None or self.plan is not None:
+            classes: Collection[str] = self.shape.hardware or ()
+            if self.plan is not None:
+                classes = [group.hardware for group in self.plan.groups.values()]
             check_affinity(
-                self.strategy.build(seed=self.seed),
-                self._hardware(),
-                domains_of(self.environment, self.tasks),
+                self.strategy.build(seed=self.seed), classes, domains_of(self.environment, self.tasks)
             )
         if self.plan is not None:
             self.engines = engines_of_groups(
@@ -179,16 +180,13 @@ class RolloutRun:
         self._task: asyncio.Task[Any] | None = None
         self._rollout: Rollout | None = None
 
-    def _hardware(self) -> Collection[str]:
-        if self.plan is not None:
-            return [group.hardware for group in self.plan.groups.values()]
-        return self.shape.hardware or ()
-
     def _engines(self) -> Engines:
         asked = self.asked
+        by_default = asked["scheduler"] and "engines" in asked.by_default
         return asked.object_of(
             Engines,
-            count=self._engines_awaited(),
+            # None: as many as the cluster says, or has workers for.
+            count=None if self.plan is not None or by_default else self.shape.engines,
             slots=self.shape.slots,
             tp_degrees=parsed_degrees(asked["tp_degrees"]),
             cost=parsed_cost(asked["cost"]),
@@ -201,11 +199,6 @@ class RolloutRun:
             ),
             patience=asked.object_of(Patience, engines_s=self._engine_timeout_s()),
         )
-
-    def _engines_awaited(self) -> int | None:
-        """Engines that must answer before the run starts; None: as many as the cluster says, or has workers for."""
-        by_default = self.asked["scheduler"] and "engines" in self.asked.by_default
-        return None if self.plan is not None or by_default else self.shape.engines
 
     def _engine_timeout_s(self) -> float:
         """Longest start of an engine: as the option says, else as the groups do."""

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from heddle_dask.environments.mix import MixShare
 from heddle_dask.records.causes import CauseCounts, Ended
-from heddle_dask.records.trajectory import Status, StepRecord, TrajectoryOutline, TrajectoryRecord
+from heddle_dask.records.trajectory import Status, TrajectoryOutline, TrajectoryRecord
 
 STATUSES: tuple[str, ...] = get_args(Status)
 
@@ -101,14 +101,14 @@ class Tally:
         self.timed_tokens += record.generated_tokens
         self.durations.append((record.finished_s - record.started_s, record.trajectory_id))
         # Results that a resumed run took from the journal lie before its start: they took no time in it.
-        engine = _clipped(((s.finished_s, self._service_s(s), 1) for s in record.steps), record)
+        services = (
+            (s.finished_s, s.decode_s + (0.0 if self.queued_inside else s.prefill_s), 1) for s in record.steps
+        )
+        engine = _clipped(services, record)
         tools = _clipped(((a.finished_s, a.run_s, a.cpus) for a in record.actions), record)
         self.engine_s += sum(stop - start for start, stop, _ in engine)
         self.tool_cpu_s += sum((stop - start) * cpus for start, stop, cpus in tools)
         self.critical_s = max(self.critical_s, _covered([*engine, *tools]))
-
-    def _service_s(self, step: StepRecord) -> float:
-        return step.decode_s if self.queued_inside else step.prefill_s + step.decode_s
 
     @property
     def trajectories(self) -> int:

@@ -148,15 +148,17 @@ def check_store_uri(store: str | None, engine: str) -> None:
 def _groups(options: Mapping[str, Any], plan: TrainingPlan) -> tuple[GroupPlan, BatchRule]:
     samples = options["samples"]
     trajectories = options["batch"] or options["groups"] * samples
+    groups = trajectories // samples
+    running = (groups + options["extra_groups"]) * (samples + options["extra_samples"])
     bound = StalenessBound(
         plan.alpha,
         options["staleness"],
         trajectories,
-        redundant_trajectories=_redundant(options, trajectories // samples, samples),
+        redundant_trajectories=running - groups * samples,
     )
     is_redundant = options["extra_groups"] > 0 or options["extra_samples"] > 0
     rule = BatchRule.of(bound, samples, waits_for_oldest=not is_redundant)
-    groups = GroupPlan(
+    plan_of_groups = GroupPlan(
         samples,
         options["extra_samples"],
         rule.groups,
@@ -165,13 +167,7 @@ def _groups(options: Mapping[str, Any], plan: TrainingPlan) -> tuple[GroupPlan, 
         staleness=bound,
         weights=WeightUpdatePolicy(order=options["update_order"], keep_kv=options["keep_kv"]),
     )
-    return groups, rule
-
-
-def _redundant(options: Mapping[str, Any], groups: int, samples: int) -> int:
-    extra = options["extra_samples"]
-    running = (groups + options["extra_groups"]) * (samples + extra)
-    return int(running - groups * samples)
+    return plan_of_groups, rule
 
 
 def _rollout_options(asked: Asked, directory: TrainingDirectory) -> Asked:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from heddle_dask.views.accounts import Phase
-
 LIGHT: Mapping[str, str] = {
     "paper": "#ffffff",
     "panel": "#f7f7f8",
@@ -63,10 +61,6 @@ DARK: Mapping[str, str] = {
 def colour(name: str) -> str:
     """A colour for an attribute of SVG: the variable of the page, or the light value where there is none."""
     return f"var(--{name},{LIGHT[name]})"
-
-
-def phase_colour(phase: Phase) -> str:
-    return colour(phase.value)
 
 
 SERIES = tuple(colour(f"c{number}") for number in range(8))

@@ -138,7 +138,6 @@ def heat_map(rows: Sequence[tuple[str, Sequence[float]]], *, most: float, x_most
 def _cells(
     cells: Sequence[float], top: int, height: int, wide: int, most: float, boxes: dict[int, list[str]]
 ) -> None:
-    """Add the boxes of one row, by shade."""
     width = wide / max(1, len(cells))
     for cell, value in enumerate(cells):
         if value > 0 and most > 0:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from heddle_dask.views.accounts import PHASE_TITLE, Phase, TimeSegment
-from heddle_dask.views.drawing.colours import SERIES, phase_colour
+from heddle_dask.views.drawing.colours import SERIES, colour
 from heddle_dask.views.drawing.svg import (
     BOTTOM,
     GRID,
@@ -53,7 +53,7 @@ def phase_bar(phases_ns: Mapping[Phase, int], *, of_ns: int, width: int = 420, h
         length = width * phases_ns.get(phase, 0) / of_ns if of_ns else 0.0
         if length >= 0.05:
             boxes.append(
-                f'<rect x="{x:.2f}" width="{length:.2f}" height="{height}" fill="{phase_colour(phase)}">'
+                f'<rect x="{x:.2f}" width="{length:.2f}" height="{height}" fill="{colour(phase)}">'
                 f"<title>{title} {phases_ns[phase] / 1e9:,.3f} s</title></rect>"
             )
         x += length
@@ -65,8 +65,7 @@ def phase_legend(parts: Sequence[Phase]) -> str:
     return (
         '<p class="legend">'
         + "".join(
-            f'<span><i style="background:{phase_colour(phase)}"></i>{PHASE_TITLE[phase]}</span>'
-            for phase in parts
+            f'<span><i style="background:{colour(phase)}"></i>{PHASE_TITLE[phase]}</span>' for phase in parts
         )
         + "</p>"
     )
@@ -113,7 +112,7 @@ def timeline(rows: Sequence[TimelineRow], *, until_s: float, marks: Sequence[Tim
                 f"{escape(shortened(row.name, 24))}</text>"
             )
         boxes = _boxes(row.segments, left, scale, top, tall - (1 if tall > 5 else 0.5))
-        paths = "".join(f'<path fill="{phase_colour(phase)}" d="{box}"/>' for phase, box in boxes.items())
+        paths = "".join(f'<path fill="{colour(phase)}" d="{box}"/>' for phase, box in boxes.items())
         parts.append(f"<g><title>{escape(row.title)}</title>{paths}</g>")
     bottom = tall * len(rows)
     for tick in range(6):

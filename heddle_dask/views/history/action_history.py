@@ -62,7 +62,6 @@ class ActionHistory:
         return key
 
     def rest(self, lane: Lane, at: float) -> None:
-        """The lane has no open step: it acts, or its program runs."""
         phase = DRIVER
         for action in lane.actions.values():
             if action.host is not None:

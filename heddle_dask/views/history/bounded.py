@@ -106,7 +106,6 @@ class ThinnedSeries(Generic[C]):
         self.columns: dict[C, array[Any]] = {}
 
     def add_column(self, column: C, typecode: str = "d") -> None:
-        """Add a column, with zeros at the times before."""
         self.columns[column] = array(typecode, (0,)) * len(self.at_s)
 
     def begin_sample(self, at: float) -> None:

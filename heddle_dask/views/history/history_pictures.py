@@ -92,7 +92,6 @@ def counts_of(history: RunHistory) -> RunCounts:
 
 
 def engines_of(history: RunHistory) -> tuple[EngineView, ...]:
-    """Every engine that is remembered, in the order of joining."""
     names = [field.name for field in fields(EngineView)]
     rows = history.engines.rows.values()
     return tuple(EngineView(**{name: getattr(row, name) for name in names}) for row in rows)

@@ -23,7 +23,6 @@ _EVENT_CELLS = 200
 
 
 def predictions_section(figures: RunFigures) -> str:
-    """Predicted against actual tokens, at the first prediction and later."""
     pairs = {progress: list(_pairs(figures, progress)) for progress in _PROGRESS}
     first = pairs[0.0]
     if not first:

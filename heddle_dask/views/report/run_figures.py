@@ -137,7 +137,6 @@ class RunFigures:
         self._stride = 1
 
     def add(self, record: AnyRecord) -> Account:
-        """Take one finished trajectory; returns its account."""
         session = self._session_of.get(record.trajectory_id)
         facts = None if session is None else self.sessions[session].trajectories[record.trajectory_id]
         if session is None and self._one_clock and len(self.sessions) <= 1:

@@ -278,7 +278,6 @@ def _ns(axis: Axis, session: int, seconds: float) -> int:
 
 
 def _step_slice(record: AnyRecord, step: StepRecord, session: int, axis: Axis) -> _Slice:
-    """The time in which the step worked at its engine."""
     arguments: dict[str, Value] = {
         "trajectory": record.trajectory_id,
         "step": step.step_index,
@@ -379,7 +378,6 @@ def _trajectories(out: PerfettoTrace, placed: _Placed, axis: Axis) -> None:
 
 
 def _count(out: PerfettoTrace, track: int, spans: Iterable[tuple[int, int, int]]) -> None:
-    """A counter of the weights of the spans that are open."""
     changes: dict[int, int] = {}
     for start, stop, weight in spans:
         if stop > start:
