@@ -136,13 +136,7 @@ class StrategyTable:
         self._by_run: dict[RunId, RunStrategies] = {}
 
     def add(self, description: RunDescription, strategies: StrategySet | None = None) -> None:
-        """Add a run; its strategies are built unless they are given.
-
-        Raises
-        ------
-        ValueError
-            No run can join this controller.
-        """
+        """Add a run; its strategies are built unless they are given."""
         if strategies is None:
             if self._build is None:
                 raise ValueError(

@@ -112,8 +112,6 @@ class NodeWeightsDirectory:
 
         Parameters
         ----------
-        uri
-            Of its manifest.
         version, current
             What is asked for, and what the engine has.
         stop

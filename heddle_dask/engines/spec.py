@@ -69,13 +69,7 @@ class EngineOptions:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Read the options from parsed JSON or TOML.
-
-        Raises
-        ------
-        BadInput
-            A key is unknown, or a value is impossible.
-        """
+        """Read the options from parsed JSON or TOML."""
         known = cls.names()
         unknown = sorted(set(mapping) - set(known))
         if unknown:
@@ -106,12 +100,7 @@ _HARDWARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def check_hardware(name: str, value: object) -> None:
-    """Refuse a class of hardware that is no plain name; empty: none.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse a class of hardware that is no plain name; empty: none."""
     if not isinstance(value, str) or (value and _HARDWARE.fullmatch(value) is None):
         raise BadInput(f"{name} is {value!r}: use letters, digits, '.', '-' and '_', such as H800")
 
@@ -158,11 +147,6 @@ class EngineSpec:
     hardware
         Class of the GPUs, for affinity (``"H20"``), where the worker does not say it (``--hardware`` of a rollout
         worker, ``hardware`` of a group); empty: all engines are alike.
-
-    Raises
-    ------
-    BadInput
-        A value that no engine can have.
     """
 
     kind: str
@@ -216,26 +200,14 @@ class EngineSpec:
 
     @property
     def named_slots(self) -> int:
-        """`slots`, where the spec must name them.
-
-        Raises
-        ------
-        BadInput
-            It names none.
-        """
+        """`slots`, where the spec must name them."""
         if self.slots is None:
             raise BadInput("engine slots are not given: give the number of sequences in one batch")
         return self.slots
 
     @property
     def named_context_tokens(self) -> int:
-        """`max_model_len`, where the spec must name it.
-
-        Raises
-        ------
-        BadInput
-            It names none.
-        """
+        """`max_model_len`, where the spec must name it."""
         if self.max_model_len is None:
             raise BadInput("engine max_model_len is not given: give the longest context in tokens")
         return self.max_model_len
@@ -249,13 +221,7 @@ class EngineSpec:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> EngineSpec:
-        """Read a spec from parsed JSON or TOML.
-
-        Raises
-        ------
-        BadInput
-            A key is unknown or missing, or a value is impossible.
-        """
+        """Read a spec from parsed JSON or TOML."""
         check_keys("engine spec", mapping, [field.name for field in fields(cls)], required=2)
         values = dict(mapping)
         values["devices"] = tuple(mapping.get("devices", ()))
@@ -383,13 +349,7 @@ class ReceivesBroadcasts(Protocol):
 
 
 def engine_kind(name: str) -> EngineKind:
-    """The kind of that name, or the object that ``package.module:object`` names.
-
-    Raises
-    ------
-    BadInput
-        There is none of that name, or the module or object cannot be imported.
-    """
+    """The kind of that name, or the object that ``package.module:object`` names."""
     module, separator, attribute = (
         ENGINE_KINDS.get(name, name).partition(":") if isinstance(name, str) else ("",) * 3
     )

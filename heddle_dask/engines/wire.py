@@ -334,24 +334,12 @@ def _version_of_label(label: str) -> PolicyVersion:
 
 
 def result_of_json(body: bytes) -> GenerateResult:
-    """Read an answer that came as one JSON object; its times are those that the engine states, else NaN.
-
-    Raises
-    ------
-    EngineUnreachable
-        The answer is cut short or contradicts itself.
-    """
+    """Read an answer that came as one JSON object; its times are those that the engine states, else NaN."""
     return transfer_of_json(body)[0]
 
 
 def transfer_of_json(body: bytes) -> tuple[GenerateResult, Mapping[str, Any] | None]:
-    """Read the answer to a `one_token_body`: its result, and the parameters of the KV kept for another engine.
-
-    Raises
-    ------
-    EngineUnreachable
-        The answer is cut short or contradicts itself.
-    """
+    """Read the answer to a `one_token_body`: its result, and the parameters of the KV kept for another engine."""
     gathered = _Gathered()
     gathered.add(_parsed(body))
     return gathered.result(math.nan, math.nan), gathered.kv_transfer_params

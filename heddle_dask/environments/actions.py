@@ -26,11 +26,6 @@ class FunctionCall:
     ----------
     cpus
         Short for `needs`; None afterwards.
-
-    Raises
-    ------
-    BadInput
-        What no action can have.
     """
 
     function: Callable[..., Any]
@@ -195,11 +190,6 @@ class ActionContext(Protocol):
         start
             Position of the first token that is asked for, at least 1. The answer has one logprob for each token from
             there on, given all tokens before it.
-
-        Raises
-        ------
-        ActionFailed, BadInput
-            As `score`.
         """
         return await self._ask_service(
             ServiceCall("logprobs", service, token_ids, start, gpus, kind, timeout_s)

@@ -77,13 +77,7 @@ def _index(world: int) -> Bm25:
 
 
 def search_world(query: str, world: int, results: int) -> list[str]:
-    """Texts of the best matching pages, best first; only pages with a word of the query.
-
-    Parameters
-    ----------
-    results
-        Maximum number of pages.
-    """
+    """Texts of the best matching pages, best first; only pages with a word of the query."""
     pages = list(build_world(world).pages.values())
     return [pages[number].text for number in _index(world).best(query, results)]
 

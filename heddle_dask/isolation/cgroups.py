@@ -96,8 +96,6 @@ class Cgroup:
 
     Attributes
     ----------
-    version
-        Of the control groups.
     folders
         Its folder by controller; with version 2 they are one.
     """
@@ -231,12 +229,7 @@ class CgroupTree:
         return cls(found.version, folders) if folders else None
 
     def make(self) -> Cgroup:
-        """A group for the processes of one action at a time.
-
-        Raises
-        ------
-        OSError
-        """
+        """A group for the processes of one action at a time."""
         self.clear()
         self._number += 1
         folders = {name: folder / f"a{self._number}" for name, folder in self.folders.items()}

@@ -69,11 +69,6 @@ async def run_function_tests(
         Number of sandboxes to which the cases are distributed.
     sandbox
         The sandbox; by default that of the running event loop.
-
-    Raises
-    ------
-    BadInput
-        A case has a value of another type, or there are no cases.
     """
     if not cases:
         raise BadInput(f"hidden tests of {function!r}: no cases given")

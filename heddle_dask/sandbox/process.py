@@ -156,13 +156,7 @@ _LONGEST_LOOK_S = 0.5
 async def run_confined(
     prepared: PreparedRun, order: Mapping[str, Any], limits: SandboxLimits, accounting: ProcessAccounting
 ) -> RawRun:
-    """Start the prepared program, send its order, and wait until all its processes have ended.
-
-    Raises
-    ------
-    OSError
-        The program could not be started.
-    """
+    """Start the prepared program, send its order, and wait until all its processes have ended."""
     started_s = time.monotonic()
     child = Child(prepared, marshal.dumps(dict(order)), limits.output_bytes)
     exit_seen = asyncio.create_task(child.exited.wait())

@@ -24,8 +24,6 @@ class SimulatedCalls:
     ----------
     fails
         Whether an action ends with an error.
-    tell
-        Sends an event to the controller.
     returned
         Called when a call came back to its program, which has not ended.
     given_up

@@ -27,8 +27,6 @@ class ServiceTimes:
         Bytes per second from files to the GPUs of a copy, for a service without a copy in host memory.
     setup_s
         Seconds of every load beside the copying.
-    evict_s
-        Seconds of an eviction.
     batch_cost
         A request in a batch of n runs 1 + batch_cost (n - 1) times as long as alone. 0: batches are free; 1: requests
         share the copy, so that batching gains nothing.

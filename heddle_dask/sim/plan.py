@@ -191,10 +191,6 @@ def budget_of(
 
     Parameters
     ----------
-    works
-        The work of each trajectory, for the search.
-    seed
-        Seed of the search.
     told_apart
         Whether the strategies can tell long trajectories from short ones.
 

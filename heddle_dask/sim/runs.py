@@ -159,13 +159,7 @@ class PredictionsOfRuns:
 
 
 class SimulatedRuns:
-    """Lets runs join and leave.
-
-    Parameters
-    ----------
-    tell
-        Hands an event to the controller.
-    """
+    """Lets runs join and leave."""
 
     def __init__(
         self,

@@ -43,8 +43,6 @@ class SimulatedServices:
 
     Parameters
     ----------
-    services
-        Declared services by name.
     fails
         Whether an action ends with an error, after half its time.
     tell

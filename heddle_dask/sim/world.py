@@ -61,10 +61,6 @@ class SimulatedWorld:
         Programs by trajectory id, in order of submission, with their times and counts.
     events
         Number of events sent to the controller.
-    calls
-        The calls of tools and rewards.
-    moves
-        The moves of contexts.
     """
 
     def __init__(

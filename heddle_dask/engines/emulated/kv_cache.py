@@ -40,13 +40,7 @@ class BlockAllocation:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TokenJob(Job):
-    """A job with its token ids.
-
-    Attributes
-    ----------
-    tokens
-        Function that returns the first n sampled tokens.
-    """
+    """A job with its token ids."""
 
     prompt: Sequence[int]
     tokens: Callable[[int], Sequence[int]]

@@ -173,15 +173,7 @@ def _error(status: int, message: str) -> web.Response:
 
 
 async def serve(spec: EngineSpec, address: EngineAddress) -> None:
-    """Serve at an address until cancelled.
-
-    Raises
-    ------
-    BadInput
-        The spec is impossible.
-    OSError
-        The socket or the port cannot be had.
-    """
+    """Serve at an address until cancelled."""
     server = EmulatedServer(spec, address)
     # Without cancellation a step would run to its end after its caller has disconnected.
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)

@@ -212,11 +212,6 @@ class EmulatedEngine:
 
         `keep` is called with the context of a step that ended by itself, while its KV is still cached; its result
         becomes part of the answer.
-
-        Raises
-        ------
-        BadRequest
-            The request cannot be run.
         """
         # The engine's own seeds are negative, so that they differ from all seeds of requests.
         self._draws += 1

@@ -36,10 +36,6 @@ class MemorySlots:
     ----------
     directory
         On a file system in memory (``/dev/shm``).
-    devices
-        Number of devices.
-    device_bytes
-        Memory of each.
     models
         Places of each device: equal parts of its memory.
     """
@@ -53,13 +49,7 @@ class MemorySlots:
                 file.truncate(max(1, self._place_bytes * models))
 
     def take(self, chunk: GpuChunk) -> tuple[MemoryPlace, ...]:
-        """One place on each device of a chunk.
-
-        Raises
-        ------
-        ServiceFailed
-            A device has none left.
-        """
+        """One place on each device of a chunk."""
         devices = range(chunk.first, chunk.end)
         full = [device for device in devices if not self._free.get(device)]
         if full:
@@ -105,12 +95,8 @@ class CpuBackEnd:
 
     Parameters
     ----------
-    slots
-        The devices of the host.
     copies
         Directory in memory for the copies in host memory.
-    logs
-        Directory for the log of its process.
     """
 
     def __init__(

@@ -105,8 +105,6 @@ class ServedProcess:
     ----------
     name
         For messages and its log.
-    directory
-        Receives its log.
     records
         Directory of its socket and of the record of its processes; None: that of all of this user's engines.
     """

@@ -132,8 +132,6 @@ class VllmBackEnd:
     ----------
     devices, models
         As `service_command` takes them.
-    logs
-        Directory for the log of its server.
     """
 
     def __init__(

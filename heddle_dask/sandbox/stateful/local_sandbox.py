@@ -167,11 +167,6 @@ def sandboxes_directory() -> Path:
     """The directory of this user's sandboxes on this machine, in the one for temporary files.
 
     As root, other users may pass through it, for each sandbox has a user id of its own; they cannot list it.
-
-    Raises
-    ------
-    HeddleError
-        Another user could have put something in its place.
     """
     path = Path(tempfile.gettempdir()) / f"heddle-sandboxes-{os.getuid()}"
     mode = 0o711 if os.geteuid() == 0 else 0o700

@@ -127,11 +127,6 @@ class SupervisedCommand:
         ----------
         outlives
             Whether it lives on after the action that starts it: that one cannot hold it to its limits then.
-
-        Raises
-        ------
-        SandboxFailed
-            The machine has no process or descriptor left.
         """
         reading, writing = os.pipe()
         order = {
