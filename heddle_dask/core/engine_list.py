@@ -17,7 +17,6 @@ class EngineList(list[Engine]):
 
 
 def engine_among(engines: Sequence[Engine], engine_id: EngineId | None) -> Engine | None:
-    """The engine of that id, or None."""
     if engine_id is None:
         return None
     if isinstance(engines, EngineList):

@@ -82,7 +82,6 @@ class GpuBuddies:
         self.used: set[GpuChunk] = set()
 
     def take(self, chunk: GpuChunk) -> None:
-        """Take a free chunk."""
         if not self.is_free(chunk):
             raise ValueError(
                 f"{chunk} is not free on a host of {self.gpus} GPUs with {sorted(self.used)} in use"

@@ -1,4 +1,4 @@
-"""Guards check the proposals of strategies. A `check_` function raises `GuardViolation` with the reason, or returns None.
+"""Guards check the proposals of strategies. A `check_` function raises `GuardViolation` with the reason.
 
 A bad strategy may make a rollout slow, but it cannot corrupt the state of the cluster.
 """

@@ -74,7 +74,6 @@ class Migrations:
 
     @property
     def running(self) -> int:
-        """Number of running moves."""
         return len(self._running)
 
     def consider(self, trajectory: Trajectory) -> list[Command]:

@@ -143,7 +143,6 @@ class EngineCounts:
 
     @classmethod
     def of(cls, engine: Engine) -> EngineCounts:
-        """Count one engine of a state."""
         spec, generating = engine.spec, engine.generating
         return cls(
             spec.engine_id,
@@ -190,7 +189,6 @@ class ServiceCounts:
 
     @classmethod
     def of(cls, state: State, service: ModelService) -> ServiceCounts:
-        """Count one service of a state."""
         copies = list(state.copies_of.get(service.name, {}).values())
         loading = sum(copy.state in (CopyState.CLEARING, CopyState.LOADING) for copy in copies)
         return cls(

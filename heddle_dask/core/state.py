@@ -161,11 +161,9 @@ class State:
         return len(self.runs) > 1
 
     def run_of(self, trajectory: Trajectory) -> RunRecord:
-        """The run of a trajectory that has not ended."""
         return self.runs[trajectory.spec.run_id]
 
     def wait_for_admission(self, trajectory: Trajectory) -> None:
-        """Add a submitted trajectory to those that wait for admission."""
         self.unadmitted[trajectory.trajectory_id] = None
         self.run_of(trajectory).unadmitted[trajectory.trajectory_id] = None
 
@@ -372,14 +370,12 @@ class State:
             self.run_of(trajectory).expected_tokens += more
 
     def count_alive(self, trajectory: Trajectory) -> None:
-        """Count an admitted trajectory as alive."""
         run = self.run_of(trajectory)
         for counts in (self, run):
             counts.alive += 1
             counts.expected_tokens += trajectory.expected_tokens
 
     def uncount_alive(self, trajectory: Trajectory) -> None:
-        """Stop counting an ended trajectory as alive."""
         run = self.run_of(trajectory)
         for counts in (self, run):
             counts.alive -= 1

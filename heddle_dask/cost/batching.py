@@ -124,12 +124,10 @@ class ContinuousBatch(Generic[J]):
 
     @property
     def running(self) -> int:
-        """Jobs in the batch."""
         return len(self._prefilling) + len(self._decoding)
 
     @property
     def waiting(self) -> int:
-        """Jobs in the queue."""
         return len(self._waiting)
 
     @property

@@ -277,7 +277,6 @@ class ContextForecast:
         return engine in there if there else None
 
     def mean_growth(self, domain: str) -> float:
-        """Mean growth of a new trajectory."""
         within = self._horizons[self._most_tokens >= self._horizons]
         alive = self._laws.of(domain).survival[0, : len(within)]
         return float(np.dot(np.diff(within), (alive[1:] + alive[:-1]) / 2))
@@ -308,7 +307,6 @@ class ContextForecast:
         return alive
 
     def _add_all(self, law: GrowthLaw, live: Sequence[GrowingContext]) -> None:
-        """Add the live trajectories of a domain."""
         place: dict[tuple[int, str], int] = {}
         which = np.array([place.setdefault((engine, group), len(place)) for _, _, engine, group in live])
         order = np.argsort(which, kind="stable")

@@ -26,7 +26,6 @@ __all__ = [
 
 
 def profile_names() -> list[str]:
-    """Names of the profiles that ship with the package."""
     folder = resources.files("heddle_dask.cost") / "profiles"
     return sorted(
         entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")

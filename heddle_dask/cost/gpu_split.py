@@ -47,7 +47,6 @@ class GpuSplit:
         return self.trainer_wait_s / self.step_s if self.step_s else 0.0
 
     def figures(self) -> dict[str, float]:
-        """A JSON-able row."""
         return {
             "trainer_gpus": self.trainer_gpus,
             "rollout_gpus": self.rollout_gpus,

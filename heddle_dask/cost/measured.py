@@ -322,7 +322,6 @@ class MeasuredTable:
         return cls(**content, where=where)
 
     def save(self, path: Path) -> None:
-        """Write the table."""
         try:
             path.write_text(json.dumps(self.to_mapping(), indent=2) + "\n", encoding="utf-8")
         except OSError as error:
@@ -350,7 +349,6 @@ class MeasuredTable:
 
 
 def table_names() -> list[str]:
-    """Names of the tables that ship with the package."""
     folder = resources.files("heddle_dask.cost") / "tables"
     if not folder.is_dir():
         return []

@@ -65,7 +65,6 @@ class EngineConnection:
 
     @property
     def address(self) -> EngineAddress:
-        """Where the engine listens."""
         return self._address
 
     @property

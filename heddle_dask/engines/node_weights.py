@@ -60,11 +60,9 @@ class NodeWeights:
 
     @property
     def path(self) -> Path:
-        """The directory."""
         return self._held.path
 
     def release(self) -> None:
-        """Let it be removed. A second call does nothing."""
         self._held.release()
 
 

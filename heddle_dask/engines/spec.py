@@ -235,38 +235,30 @@ class StartsEngines(Protocol):
     @property
     def server_module(self) -> str:
         """Start of the module name behind ``-m`` in `command`, by which its processes are recognised."""
-        ...
 
     def check_installed(self) -> None:
         """Raise `BadInput` when this Python cannot start such an engine."""
-        ...
 
     def check_model(self, model: str) -> None:
         """Raise `BadInput` when the engine cannot load the model for a reason visible from outside."""
-        ...
 
     def check_tp_degree(self, model: str, tp_degree: int) -> None:
         """Raise `BadInput` when the model does not run at that TP degree."""
-        ...
 
     def check(self, spec: EngineSpec) -> None:
         """Raise `BadInput` when an engine of this spec cannot be started here."""
-        ...
 
     def completed(self, spec: EngineSpec) -> EngineSpec:
         """The spec with the `slots` and `max_model_len` of an engine that is started here, where it names none.
 
         They stay None where only the engine knows.
         """
-        ...
 
     def command(self, spec: EngineSpec, address: EngineAddress) -> EngineCommand:
         """The command that serves `spec` at an address, and only there."""
-        ...
 
     def uses_gpus(self) -> bool:
         """True: engines of this kind use the GPUs of `EngineSpec.devices`, or all that their owner sees."""
-        ...
 
 
 class DescribesEngines(Protocol):
@@ -275,25 +267,20 @@ class DescribesEngines(Protocol):
     @property
     def default_cost(self) -> Mapping[str, Any] | None:
         """Cost of an engine without a cost in its options; None for kinds with ``takes_cost`` False."""
-        ...
 
     @property
     def takes_cost(self) -> bool:
         """True: the engine runs no model and takes the time of the cost in its options. False: it runs a model."""
-        ...
 
     @property
     def prefill_includes_queue(self) -> bool:
         """True: `GenerateResult.prefill_s` includes the wait in the engine's own queue."""
-        ...
 
     def described(self, spec: EngineSpec) -> str:
         """Name, version and settings of the engine, for the tables of measurements."""
-        ...
 
     def kv_bytes_per_token(self, spec: EngineSpec) -> float:
         """Bytes of KV cache of one token over all layers, in the model's own precision; 0.0 when it is not known."""
-        ...
 
     def options_for(
         self,
@@ -312,11 +299,9 @@ class DescribesEngines(Protocol):
         max_positions
             For kinds that run a model: accept contexts of that many tokens, beyond what the model was trained on.
         """
-        ...
 
     def effective_cost(self, spec: EngineSpec, cost: EngineCost) -> EngineCost:
         """`cost` in real seconds, with the KV capacity that this engine has."""
-        ...
 
 
 @runtime_checkable
@@ -326,17 +311,14 @@ class EngineKind(StartsEngines, DescribesEngines, Protocol):
     @property
     def name(self) -> str:
         """The kind's name in messages and tables."""
-        ...
 
     @property
     def options_type(self) -> type[EngineOptions]:
         """The class of `EngineSpec.options`."""
-        ...
 
     @property
     def dialect(self) -> Dialect:
         """How to talk to an engine of this kind."""
-        ...
 
 
 @runtime_checkable
@@ -345,7 +327,6 @@ class ReceivesBroadcasts(Protocol):
 
     def receiving(self, options: EngineOptions) -> EngineOptions:
         """The same options, of engines that receive broadcasts."""
-        ...
 
 
 def engine_kind(name: str) -> EngineKind:

@@ -79,11 +79,9 @@ class Meeting:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Read `to_mapping`."""
         return cls(**mapping)
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON has it."""
         return asdict(self)
 
 

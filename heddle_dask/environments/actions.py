@@ -197,8 +197,6 @@ class ActionContext(Protocol):
 
     async def _perform(self, call: FunctionCall) -> Any:
         """The value of a function, which runs as an action."""
-        ...
 
     async def _ask_service(self, asked: ServiceCall) -> list[float]:
         """The answer of a model service."""
-        ...

@@ -354,7 +354,6 @@ class Context(ActionContext, Protocol):
 
     def _open_sandbox(self, spec: SandboxSpec) -> ProgramSandbox:
         """The sandbox that is described."""
-        ...
 
 
 class Environment(Protocol):

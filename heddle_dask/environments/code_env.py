@@ -60,12 +60,9 @@ class CodeEnvironment:
 
     @property
     def name(self) -> str:
-        """``code``, with the tier and the split where they are not easy and test."""
         return environment_name("code", self.tier, self.split)
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
-        """`count` different problems of this tier and split, the same for the same seed."""
-
         def draw(rng: random.Random) -> Task:
             return _draw(rng, self.tier)
 

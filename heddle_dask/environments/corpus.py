@@ -37,7 +37,6 @@ class Page:
 
     @property
     def text(self) -> str:
-        """The text that a search returns for the page."""
         facts = " ".join(f"{relation}: {value}." for relation, value in self.relations.items())
         return f"{self.title} ({self.kind}). {facts}"
 

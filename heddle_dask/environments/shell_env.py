@@ -75,12 +75,9 @@ class ShellEnvironment:
 
     @property
     def name(self) -> str:
-        """``shell``, with the tier and the split where they are not easy and test."""
         return environment_name("shell", self.tier, self.split)
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
-        """`count` different repositories of this tier and split, the same for the same seed."""
-
         def draw(rng: random.Random) -> Task:
             return _draw(rng, self.tier)
 

@@ -95,7 +95,6 @@ class EnvironmentSource:
         return f"{self._environment.name} in rounds of {len(self._first)}, seed {self._seed}"
 
     def task(self, position: int) -> SourcedTask:
-        """See `TaskSource.task`."""
         number, index = divmod(position, len(self._first))
         if self._newest[0] != number:
             # Almost every position is that after the one before: one round is kept.

@@ -118,7 +118,6 @@ class Cgroup:
                 _write(Path(path), str(pid))
 
     def set_cores(self, cores: Collection[int]) -> None:
-        """The processes run on these cores alone."""
         wanted = tuple(cores)
         if "cpuset" in self.folders and wanted and wanted != self._cores:
             _write(self.folders["cpuset"] / "cpuset.cpus", ",".join(map(str, wanted)))
@@ -157,7 +156,6 @@ class Cgroup:
         return next((int(value) for each, value in itertools.pairwise(words) if each == key), 0)
 
     def pids(self) -> list[int]:
-        """The processes that are here."""
         folder = next(iter(self.folders.values()))
         return [int(word) for word in _words(folder / "cgroup.procs")]
 

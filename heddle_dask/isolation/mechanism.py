@@ -50,7 +50,6 @@ class Mechanism:
 
     @property
     def text(self) -> str:
-        """All of it in one line."""
         means: dict[str, list[str]] = {}
         for what, by in (("cores", self.cores), ("memory", self.memory), ("processes", self.processes)):
             if what == "cores" and self.shared_because:

@@ -86,7 +86,6 @@ class PythonSandbox:
 
     @property
     def mode(self) -> Mode:
-        """Name of the mode in `docs/sandbox.md`."""
         return self.confinement.mode
 
     async def run(

@@ -135,7 +135,6 @@ class SimulatedCalls:
         return self._unmanaged or self._tools
 
     def run(self, command: cmd.RunAction) -> None:
-        """Begin an action on its host."""
         call = self.all[command.action_id]
         self._body_of(call).run(command, call)
 
@@ -144,7 +143,6 @@ class SimulatedCalls:
         self._services.carry_out(command)
 
     def abort(self, command: cmd.AbortAction) -> None:
-        """End a running action now."""
         self._body_of(self.all[command.action_id]).abort(command.action_id)
 
     def give_up(self, command: cmd.GiveUpAction) -> None:
@@ -157,7 +155,6 @@ class SimulatedCalls:
             self._given_up(self._programs[call.trajectory_id])
 
     def trajectory_ended(self, trajectory_id: TrajectoryId) -> None:
-        """Drop what is kept for a trajectory."""
         for body in self._bodies:
             body.trajectory_ended(trajectory_id)
 

@@ -70,7 +70,6 @@ class SimulatedEngine:
 
     @property
     def running(self) -> int:
-        """Jobs in the batch."""
         return self._batch.running
 
     @property

@@ -318,7 +318,6 @@ class FaultDraws:
         self._faults, self._seed = faults, seed
 
     def tool_fails(self, action_id: str) -> bool:
-        """Whether this call ends with an error."""
         return self._below(self._faults.tool_failure_share, action_id)
 
     def life_s(self, engine_id: str) -> float:

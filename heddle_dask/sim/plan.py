@@ -49,7 +49,6 @@ class Candidate:
 
     @property
     def engines(self) -> str:
-        """The engines in words: ``2 x TP4 + 8 x TP1``."""
         return engines_in_words(self.tp_degrees)
 
 

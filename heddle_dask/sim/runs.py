@@ -47,7 +47,6 @@ class SimulatedPredictions:
         self._running = False
 
     def ask(self, trajectory_id: TrajectoryId) -> None:
-        """Request a prediction as of now."""
         if self._service is None:
             raise AssertionError("these strategies ask for predictions: give the simulation a predictor")
         self._service.ask(self._state.trajectories[trajectory_id], self._time.now_s)
@@ -55,7 +54,6 @@ class SimulatedPredictions:
             self._start(self._service)
 
     def ended(self, trajectory_id: TrajectoryId, status: str) -> None:
-        """Learn from a trajectory that ends now."""
         trajectory = self._state.trajectories.get(trajectory_id)
         if self._service is None or trajectory is None:
             return
@@ -150,11 +148,9 @@ class PredictionsOfRuns:
         self._by_run = by_run
 
     def ask(self, trajectory_id: TrajectoryId) -> None:
-        """Request a prediction as of now."""
         self._by_run[plain_name(trajectory_id)[0]].ask(trajectory_id)
 
     def ended(self, trajectory_id: TrajectoryId, status: str) -> None:
-        """Learn from a trajectory that ends now."""
         self._by_run[plain_name(trajectory_id)[0]].ended(trajectory_id, status)
 
 

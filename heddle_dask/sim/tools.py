@@ -54,7 +54,6 @@ class SimulatedTools:
         self._sandboxes: dict[TrajectoryId, HostId] = {}
 
     def run(self, command: RunAction, call: SimulatedCall) -> None:
-        """Begin an action."""
         units = granted_units(command, call)
         seconds, cause = call.work.profile.seconds(units), ""
         if self._fails(call.action_id):

@@ -86,7 +86,6 @@ class Step:
 
     @property
     def prompt(self) -> Sequence[int]:
-        """The context."""
         return self._prompt
 
     def _spans(self, count: int) -> list[dict[str, Any]]:

@@ -257,7 +257,6 @@ class SandboxKeeper:
             self._running.pop(name, None)
 
     async def close(self) -> None:
-        """End everything."""
         for name in {*self._kept, *self._running}:
             self.close_soon(name)
         while self._closing:

@@ -71,7 +71,6 @@ class LocalSandbox:
             raise SandboxFailed(f"sandbox {self._kind.name} does not work here: {probe.text[:300]!r}")
 
     async def exec(self, command: Command) -> ExecResult:
-        """See the contract."""
         if self._stopped:
             raise SandboxFailed("sandbox: it was stopped")
         for service in self._services.values():
@@ -122,7 +121,6 @@ class LocalSandbox:
         return replace(result, stdout=out, stderr=err)
 
     async def put(self, path: str, content: bytes) -> None:
-        """See the contract."""
         used = await asyncio.to_thread(self._files.usage)
         if used.used_bytes + len(content) > self._spec.disk_bytes:
             raise SandboxFailed(
@@ -131,11 +129,9 @@ class LocalSandbox:
         await asyncio.to_thread(self._files.put, path, content)
 
     async def get(self, path: str, most_bytes: int = 16 * MIB) -> bytes:
-        """See the contract."""
         return await asyncio.to_thread(self._files.get, path, most_bytes)
 
     async def fork(self, name: str) -> LocalSandbox:
-        """See the contract."""
         copy = LocalSandbox(name, self._spec, self._kind, self._base, self._accounting)
         copying = asyncio.ensure_future(asyncio.to_thread(copy._files.copy_of, self._files))
         try:
@@ -150,7 +146,6 @@ class LocalSandbox:
         return copy
 
     async def stop(self) -> None:
-        """See the contract."""
         self._stopped = True
         services, self._services = self._services, {}
         for service in services.values():

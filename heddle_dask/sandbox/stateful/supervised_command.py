@@ -58,7 +58,6 @@ class KeptOutput:
                 self._tail.appendleft(first[cut:])
 
     async def read_from(self, stream: asyncio.StreamReader) -> None:
-        """Take the whole stream."""
         while chunk := await stream.read(_CHUNK_BYTES):
             self.take(chunk)
 

@@ -45,7 +45,6 @@ class WorkDirectory:
         self.uid = _FIRST_UID + int.from_bytes(digest, "big") % _UIDS if private_user else None
 
     def make(self) -> None:
-        """Make it, empty."""
         self._make_shell()
         for folder in (self.work, self.tmp):
             folder.mkdir()
@@ -146,7 +145,6 @@ class WorkDirectory:
         return DiskUsage(work.used_bytes + tmp.used_bytes, work.files + tmp.files)
 
     def delete(self) -> None:
-        """Delete everything."""
         remove_tree(self.path)
 
 
