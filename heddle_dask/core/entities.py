@@ -72,8 +72,8 @@ class Trajectory:
         Whether the current step was stopped because its engine drains or another run joins, and has not reported.
     held
         Whether the current step is placed, but was not sent to its engine: runs share it.
-    requested_at, rested_at, admitted_at
-        Time of the current step's request, of the latest step's end, and of the admission.
+    requested_at, admitted_at
+        Time of the current step's request, and of the admission.
     resting_tools_s, tools_until
         Seconds in which tools have run since the latest step ended, overlapping calls counted once; the end of the last
         tool call.
@@ -128,7 +128,6 @@ class Trajectory:
     held: bool = False
     priority: Priority = NORMAL
     requested_at: float = 0.0
-    rested_at: float = 0.0
     resting_tools_s: float = 0.0
     tools_until: float = 0.0
     admitted_at: float = 0.0

@@ -6,7 +6,7 @@ The methods here update every sum and list that a decision needs, so no event it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from heddle_dask.core.action_times import DelayedActions, ToolSeconds
 from heddle_dask.core.commands import Command
@@ -440,7 +440,3 @@ class State:
         trajectory.stopping = trajectory.leaving = False
         trajectory.counted_on = None
         trajectory.counted_tokens = 0
-
-    def in_state(self, wanted: TrajectoryState) -> Iterator[Trajectory]:
-        """Iterate over the trajectories in one state; for reports, not for decisions."""
-        return (t for t in self.trajectories.values() if t.state is wanted)

@@ -49,14 +49,6 @@ def config_of(name_or_directory: str) -> dict[str, Any]:
     )
 
 
-def source_of(name: str) -> str:
-    """The source of the figures of a GPU or model."""
-    known = {**_constants("gpus"), **_constants("models")}
-    if name.lower() not in known:
-        raise BadInput(f"{name!r} has no source: use {', '.join(sorted(known))}")
-    return str(known[name.lower()]["source"])
-
-
 def _constants(kind: str) -> dict[str, dict[str, Any]]:
     path = resources.files("heddle_dask.cost") / "constants" / f"{kind}.json"
     content: dict[str, dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Processes below a process: found, counted, frozen, and killed until none is left."""
+"""Processes below a process: found, counted, and killed until none is left."""
 
 from __future__ import annotations
 
@@ -160,18 +160,3 @@ def kill_all(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-
-
-def freeze(root: int) -> list[int]:
-    """Stop `root` and all below it (SIGSTOP), also what starts meanwhile; returns their pids.
-
-    For services of a sandbox, which hold no cores between its actions.
-    """
-    return _stopped(lambda living: [pid for pid in (root, *below(root, living)) if pid in living])
-
-
-def thaw(root: int) -> None:
-    """Let `root` and all below it go on (SIGCONT)."""
-    for pid in (root, *below(root)):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGCONT)

@@ -166,10 +166,6 @@ class LearnedPredictor:
             return self._told >= self.learning.first_fit
         return self._told >= (1.0 + self.learning.growth) * self._fitted_at
 
-    def fit_if_due(self) -> bool:
-        """Refit if due. Takes seconds; `predict` goes on with the old model meanwhile."""
-        return self.due() and self._fit_and_adopt()
-
     def _fit_and_adopt(self) -> bool:
         fitted = self.fit()
         if fitted is not None:

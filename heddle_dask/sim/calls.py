@@ -61,7 +61,6 @@ class SimulatedCalls:
             tell,
             self._ended,
         )
-        self._bodies: tuple[ActionBody, ...] = (self._unmanaged or self._tools,)
 
     # -- hosts -------------------------------------------------------------------------------------------------
 
@@ -155,8 +154,7 @@ class SimulatedCalls:
             self._given_up(self._programs[call.trajectory_id])
 
     def trajectory_ended(self, trajectory_id: TrajectoryId) -> None:
-        for body in self._bodies:
-            body.trajectory_ended(trajectory_id)
+        (self._unmanaged or self._tools).trajectory_ended(trajectory_id)
 
     def _ended(self, event: ev.ActionFinished, call: SimulatedCall) -> None:
         self._tell(event)

@@ -10,7 +10,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.events import PredictionMade
 from heddle_dask.core.ids import FIRST_RUN, RunId, TrajectoryId
 from heddle_dask.core.run_description import RunDescription
-from heddle_dask.core.run_record import plain_name, qualified
+from heddle_dask.core.run_record import qualified
 from heddle_dask.core.run_strategies import BuildStrategies
 from heddle_dask.core.state import State
 from heddle_dask.core.view import StrategySet
@@ -139,19 +139,6 @@ def strategies_builder(beliefs: Mapping[int, EngineCost]) -> BuildStrategies:
         return strategies
 
     return build
-
-
-class PredictionsOfRuns:
-    """The predictor of each run, asked by the name of a trajectory."""
-
-    def __init__(self, by_run: Mapping[RunId, SimulatedPredictions]) -> None:
-        self._by_run = by_run
-
-    def ask(self, trajectory_id: TrajectoryId) -> None:
-        self._by_run[plain_name(trajectory_id)[0]].ask(trajectory_id)
-
-    def ended(self, trajectory_id: TrajectoryId, status: str) -> None:
-        self._by_run[plain_name(trajectory_id)[0]].ended(trajectory_id, status)
 
 
 class SimulatedRuns:
