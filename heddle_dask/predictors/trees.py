@@ -88,19 +88,24 @@ class Trees:
         """Quantiles (2, n)."""
         first = steps == 0
         if self.start is None or not first.any():
-            return _ask(self.any_step, self._any_step_arrays, features)
+            return self._ask_any_step(features)
         if first.all():
-            return _ask(self.start, self._start_arrays, features)
+            return self._ask_start(features)
         out = np.empty((2, len(steps)))
-        out[:, first] = _ask(self.start, self._start_arrays, features[first])
-        out[:, ~first] = _ask(self.any_step, self._any_step_arrays, features[~first])
+        out[:, first] = self._ask_start(features[first])
+        out[:, ~first] = self._ask_any_step(features[~first])
         return out
 
+    def _ask_any_step(self, features: npt.NDArray[np.float32]) -> Floats:
+        few = len(features) <= FEW_ROWS
+        told = self._any_step_arrays.ask(features) if few else self.any_step.inplace_predict(features)
+        return np.asarray(told, dtype=np.float64).T
 
-def _ask(booster: xgb.Booster, arrays: TreeArrays, features: npt.NDArray[np.float32]) -> Floats:
-    few = len(features) <= FEW_ROWS
-    told = arrays.ask(features) if few else booster.inplace_predict(features)
-    return np.asarray(told, dtype=np.float64).T
+    def _ask_start(self, features: npt.NDArray[np.float32]) -> Floats:
+        assert self.start is not None
+        few = len(features) <= FEW_ROWS
+        told = self._start_arrays.ask(features) if few else self.start.inplace_predict(features)
+        return np.asarray(told, dtype=np.float64).T
 
 
 def grow_trees(rows: TreeRows, settings: TreeSettings) -> Trees | None:
