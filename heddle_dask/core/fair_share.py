@@ -100,13 +100,7 @@ class FairShare:
         return sorted(runs, key=lambda run_id: (self._accounts[run_id].turn, run_id))
 
     def begins_to_wait(self, run_id: RunId, waiting: Iterable[RunId]) -> None:
-        """A run waits for something and had nothing to wait for: it is not repaid for the time before.
-
-        Parameters
-        ----------
-        waiting
-            The other runs that wait for something.
-        """
+        """A run waits for something and had nothing to wait for: it is not repaid for the time before."""
         account = self._accounts[run_id]
         turns = [self._accounts[other].turn for other in waiting if other != run_id]
         floor = min(turns) if turns else max(other.turn for other in self._accounts.values())

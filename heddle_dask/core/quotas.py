@@ -104,8 +104,6 @@ class Api:
 
     Attributes
     ----------
-    running
-        Calls under way, by action.
     undated
         Those of them that may still reach the API: with the time of their start, in this order.
     paused_until_s

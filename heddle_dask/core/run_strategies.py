@@ -112,13 +112,7 @@ class RunStrategies:
 
 
 class StrategyTable:
-    """The strategies of all open runs.
-
-    Parameters
-    ----------
-    build
-        Builds the strategies of a run that joins; None: no run can join.
-    """
+    """The strategies of all open runs."""
 
     def __init__(self, state: State, build: BuildStrategies | None) -> None:
         self._state = state

@@ -45,8 +45,6 @@ class State:
     touched
         Engines with a change of their residents, contexts or predictions, or an ended reservation, with the running
         number of the latest change; in order of these numbers.
-    apis
-        APIs with their quotas, and the calls under way.
     waiting_steps
         Trajectories with a step that waits for an engine, oldest first; stranded steps count as the oldest.
     waiting_actions
@@ -57,8 +55,6 @@ class State:
         The waiting actions of each model service in the same order; no empty queue.
     copies_of
         Copies by service, host and chunk, on all hosts.
-    load_seconds
-        Seconds of loads of model services.
     new_actions, freed_hosts
         Actions that have begun to wait, and hosts that have joined or on which an action has ended, since the last
         allocation of actions; dicts used as ordered sets.

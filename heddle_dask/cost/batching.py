@@ -80,7 +80,7 @@ class KvRoom(Protocol[J_contra]):
         """Tokens of the job's context that `take` would find cached."""
 
     def take(self, job: J_contra, spare_tokens: int) -> Any | None:
-        """KV for its context, with `loose_tokens` and `cached_tokens`; None: less than `spare_tokens` would stay free."""
+        """KV for its context (`loose_tokens`, `cached_tokens`); None: less than `spare_tokens` would stay free."""
 
     def grow_all(self, tokens: int) -> None:
         """Count `tokens` more in total; each job adds its share to `loose_tokens` before it is released."""

@@ -71,8 +71,6 @@ class GrowthLaw:
 
     Parameters
     ----------
-    counts
-        What was observed.
     prior
         Hazard of each bin before that: `prior_hazard`, or `hazard` of a wider class of trajectories.
     doubt
@@ -150,17 +148,7 @@ class DomainGrowth:
 
 
 class GrowthLaws:
-    """The law of each domain; the hazards of all together are the prior of each.
-
-    Parameters
-    ----------
-    domains
-        What is known of each domain.
-    first_tokens
-        Length of a first prompt, while no trajectory has begun.
-    doubt
-        Standard deviations by which cumulative hazards are lowered.
-    """
+    """The law of each domain; the hazards of all together are the prior of each."""
 
     def __init__(self, domains: Mapping[str, DomainGrowth], first_tokens: float, doubt: float) -> None:
         counts = {name: GrowthCounts.of(list(d.ended), [*d.cut, *d.growth]) for name, d in domains.items()}

@@ -117,8 +117,6 @@ class SupervisedProcess:
 
     Parameters
     ----------
-    argv
-        Its command line.
     directory
         Made when absent; receives ``NAME.log``.
     records

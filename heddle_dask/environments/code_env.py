@@ -46,8 +46,6 @@ class CodeEnvironment:
     ----------
     tier
         ``"easy"``: 2 or 3 rules; ``"hard"``: 5 to 7.
-    split
-        Test problems never occur in the train split, for any seed.
     """
 
     uses_sandbox: ClassVar[bool] = True

@@ -42,8 +42,6 @@ class MathEnvironment:
     ----------
     tier
         ``"easy"``: 1 to 6 operations; ``"hard"``: 5 to 11, with references to earlier lines.
-    split
-        Test problems never occur in the train split, for any seed.
     """
 
     uses_sandbox: ClassVar[bool] = True

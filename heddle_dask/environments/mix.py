@@ -146,11 +146,6 @@ class MixedEnvironment:
 
     Its trajectories keep the name of the part that they are of. Task ids begin with it where two parts may have the
     same ones.
-
-    Parameters
-    ----------
-    parts
-        Environments with their weights.
     """
 
     def __init__(self, parts: Sequence[tuple[Environment, float]]) -> None:
@@ -208,13 +203,7 @@ class MixedEnvironment:
 
 
 def mixed_environment(text: str, load: Callable[[str], Environment]) -> Environment:
-    """The environment that ``--env`` names: one, or a mix.
-
-    Parameters
-    ----------
-    load
-        Makes one environment from its text.
-    """
+    """The environment that ``--env`` names: one, or a mix."""
     parts = parse_mix(text)
     if len(parts) == 1:
         return load(parts[0].spec)

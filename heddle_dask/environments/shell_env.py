@@ -58,8 +58,6 @@ class ShellEnvironment:
     tier
         ``"easy"``: 3 modules, one bug, the issue names its module, and the suite takes 1 to 5 CPU seconds; ``"hard"``:
         5 or 6 modules, 2 or 3 bugs that the issue describes only, and 5 to 60 CPU seconds.
-    split
-        Test problems never occur in the train split, for any seed.
     cpus
         CPUs that the tests for the reward may use.
     """

@@ -30,8 +30,6 @@ class TestReport:
 
     Attributes
     ----------
-    passed, total
-        Number of cases with the expected result, and number of all cases.
     text
         A summary with the first failures. Never contains an expected value.
     """
@@ -59,8 +57,6 @@ async def run_function_tests(
 
     Parameters
     ----------
-    code, function
-        The agent's code and the name of the function in it.
     cases
         Pairs of arguments and expected value.
     limits

@@ -30,8 +30,6 @@ class RemoteSandbox:
     ----------
     address
         Of the service, such as ``http://127.0.0.1:8470``.
-    token
-        What the service asks for.
     """
 
     def __init__(self, address: str, token: str, name: str, spec: SandboxSpec) -> None:

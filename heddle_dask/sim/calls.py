@@ -22,8 +22,6 @@ class SimulatedCalls:
 
     Parameters
     ----------
-    fails
-        Whether an action ends with an error.
     returned
         Called when a call came back to its program, which has not ended.
     given_up

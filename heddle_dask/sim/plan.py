@@ -36,8 +36,6 @@ class Candidate:
     ----------
     tp_degrees
         TP degrees of its engines, from the largest to the smallest.
-    searched
-        Whether the search proposed it.
     by_work_s
         Estimated makespan from the work model alone, seconds; infinite if some trajectory's context fits no engine.
     """

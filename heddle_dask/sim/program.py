@@ -130,8 +130,6 @@ class SimulatedCall:
 
     Attributes
     ----------
-    work
-        What it has to do, and how long that takes.
     asked_s, begun_s, back_s
         When its program asked, when it began on its host (for the last time, if hosts were lost), and when its program
         went on; negative: not yet.

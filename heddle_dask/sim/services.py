@@ -43,10 +43,6 @@ class SimulatedServices:
 
     Parameters
     ----------
-    fails
-        Whether an action ends with an error, after half its time.
-    tell
-        Takes the reports of loads and evictions.
     ended
         Takes the report of each action that has ended or was aborted, and its call.
     seed

@@ -126,8 +126,6 @@ class SimulationJob:
     ----------
     warm
         Whether a learned predictor starts warm, from `SimulatedWorkload.others`.
-    watched
-        Whether the rollout keeps its timeline.
     """
 
     workload: SimulatedWorkload

@@ -30,8 +30,6 @@ class SimulatedTools:
 
     Parameters
     ----------
-    fails
-        Whether an action ends with an error, after half its time.
     ended
         Called with the event of each action that has ended or was aborted, and its call.
     sandbox_start_s

@@ -59,8 +59,6 @@ class SimulatedWorld:
     ----------
     programs
         Programs by trajectory id, in order of submission, with their times and counts.
-    events
-        Number of events sent to the controller.
     """
 
     def __init__(

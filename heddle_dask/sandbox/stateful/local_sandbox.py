@@ -41,8 +41,6 @@ class LocalSandbox:
     ----------
     name
         Unlike that of every other sandbox; the user id inside follows from it.
-    base
-        Directory of this user for sandboxes.
     accounting
         Shared by the sandboxes of one event loop.
     """
@@ -178,13 +176,7 @@ def sandboxes_directory() -> Path:
 def local_keeper(
     base: Path | None = None, *, max_starts: int = MAX_STARTS, remote: RemoteMaker | None = None
 ) -> SandboxKeeper:
-    """A keeper of sandboxes on this machine; what workers that died have left is deleted first.
-
-    Parameters
-    ----------
-    remote
-        Makes those of the kind ``remote``.
-    """
+    """A keeper of sandboxes on this machine; what workers that died have left is deleted first."""
     directory = sandboxes_directory() if base is None else base
     reap(directory)
     accounting = ProcessAccounting()

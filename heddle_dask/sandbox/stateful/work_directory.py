@@ -31,8 +31,6 @@ class WorkDirectory:
 
     Attributes
     ----------
-    path, work, tmp
-        Its directory, and in it the work directory and the one for temporary files.
     uid
         User that owns the files and runs the commands; None: the worker's own user.
     """
