@@ -273,8 +273,6 @@ class ModelService:
         As in ``Needs(service=name)``.
     gpus
         Numbers of GPUs on which it can be resident, in ascending order.
-    pool
-        Kind of host that can load it.
     load_s
         Seconds to restore it from host memory at each size, if known; empty: learned.
     host_bytes

@@ -201,20 +201,14 @@ class RunRecord:
     ----------
     unadmitted
         Its submitted trajectories that wait for admission, oldest first.
-    freed
-        Engines with less load since the last call of its admission.
     alive, expected_tokens
         Its admitted trajectories that have not ended, and the sum of their `Trajectory.expected_tokens`.
-    reservations
-        Number of its trajectories with a reservation on an engine.
     kv_tokens
         Context tokens of its trajectories on engines, and the tokens reserved for them.
     sampled_tokens, observed_tokens
         Tokens that its trajectories have generated, and that tools and templates have added between steps.
     observed_per_token
         Observation tokens per generated token, from its predictor; None when unknown.
-    held
-        Number of its steps that are placed and held back.
     ledger
         Its credits, where it has a bound on staleness.
     without_credit

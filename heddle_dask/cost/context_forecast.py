@@ -192,8 +192,6 @@ class ContextForecast:
 
     Parameters
     ----------
-    domains
-        What is known of each domain.
     capacity_tokens
         KV tokens of each engine that may be used.
     most_tokens

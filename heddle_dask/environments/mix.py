@@ -228,8 +228,6 @@ class MixShare:
 
     Attributes
     ----------
-    share
-        That the weights ask for.
     sampled, consumed
         Trajectories that were asked for, and those of them that came to their end (completed or truncated).
     """
