@@ -31,7 +31,7 @@ from heddle_dask.cli.shared_options import COUNT, shared_options, whole_numbers
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.programs.services import Budget
+from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.messages import STREAM_INTERVAL_S
 

@@ -39,8 +39,8 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.replay import ReplayEnvironment
 from heddle_dask.live.driver.options import Budget, Sampling
 from heddle_dask.live.driver.programs.attempts import trajectory_seed
+from heddle_dask.live.driver.programs.branch import Services
 from heddle_dask.live.driver.programs.context import LiveContext
-from heddle_dask.live.driver.programs.services import Services
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
 
 MAX_CONTEXT_TOKENS = 400

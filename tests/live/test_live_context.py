@@ -16,9 +16,9 @@ from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.engines.contract import VersionSpan
 from heddle_dask.environments.base import ActionFailed
 from heddle_dask.live.driver.connection.submission import Interrupted
+from heddle_dask.live.driver.options import Budget, Sampling
 from heddle_dask.live.driver.programs.branch import Recorded, ReplayDiverged
 from heddle_dask.live.driver.programs.context import LiveContext
-from heddle_dask.live.driver.programs.services import Budget, Sampling
 from heddle_dask.live.driver.programs.steps import BudgetExhausted, StepLost
 from heddle_dask.live.wire.messages import ActionOutcome, StepResult
 from heddle_dask.records.token_record import Attribution

@@ -30,8 +30,7 @@ from heddle_dask.engines.emulated.options import EmulatedOptions, emulated_optio
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import vllm_command
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.live.driver.connection.capacity import Patience
-from heddle_dask.live.driver.inputs.rollout_inputs import Engines, checked_degrees
+from heddle_dask.live.driver.options import Engines, Patience, checked_degrees
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.session.degrees import EngineDegrees
 from heddle_dask.live.driver.session.tp_degree_specs import TpDegreeSpecs, cost_at

@@ -17,9 +17,9 @@ from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
 from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.engines.contract import GenerateResult
 from heddle_dask.live.driver.inputs.pools import Pools
-from heddle_dask.live.driver.programs.branch import Recorded
+from heddle_dask.live.driver.options import Budget, Sampling
+from heddle_dask.live.driver.programs.branch import Recorded, Services
 from heddle_dask.live.driver.programs.context import LiveContext
-from heddle_dask.live.driver.programs.services import Budget, Sampling, Services
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
 
 NEVER: Any = object()

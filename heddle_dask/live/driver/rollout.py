@@ -37,9 +37,9 @@ from heddle_dask.live.driver.inputs.rollout_inputs import (
     tasks_of,
 )
 from heddle_dask.live.driver.inputs.telemetry import SpanSender, Telemetry
-from heddle_dask.live.driver.options import Engines
+from heddle_dask.live.driver.options import Budget, Engines, Sampling
 from heddle_dask.live.driver.programs.attempts import attempts_of
-from heddle_dask.live.driver.programs.services import Budget, Sampling, Services
+from heddle_dask.live.driver.programs.branch import Services
 from heddle_dask.live.driver.runs.runner import AttemptFeed, Driver, ListFeed, notice_line, progress_of
 from heddle_dask.live.driver.session.open_session import OpenSession
 from heddle_dask.live.driver.session.rollout_engines import RolloutEngines

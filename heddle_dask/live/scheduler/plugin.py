@@ -104,7 +104,7 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.answer(cluster.ExchangeDemand, self.exchange_demand)
         handlers.answer(cluster.DrainWorkers, self._drains.drain)
         handlers.take(workers.EngineWorkerReport, self.engine_worker)
-        handlers.take(workers.GpusReturnedReport, lambda worker, _: self._seats.forget_worker(worker))
+        handlers.take(workers.GpusReturnedReport, self.engine_plugin_ended)
         handlers.take(workers.EngineReadyReport, self.engine_ready)
         handlers.take(workers.EngineStartFailedReport, self.engine_start_failed)
         handlers.take(workers.HostReadyReport, self.host_ready)
@@ -438,6 +438,11 @@ class HeddleScheduler(SchedulerPlugin):
             self._deployment.worker_waits(worker, report)
         else:
             self._seats.worker_asks(worker, report)
+
+    def engine_plugin_ended(self, worker: str, report: workers.GpusReturnedReport) -> None:
+        """A worker hosts no engine any more: its GPUs are free, and a start that failed is no news for the next run."""
+        self._seats.forget_worker(worker)
+        self._registry.start_failures.pop(worker, None)
 
     def host_ready(self, worker: str, report: workers.HostReadyReport) -> None:
         """A worker takes actions."""

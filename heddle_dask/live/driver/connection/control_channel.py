@@ -12,7 +12,7 @@ from distributed import Client
 from distributed.comm import CommClosedError
 
 from heddle_dask.core.errors import HeddleError, WriteFailed
-from heddle_dask.live.driver.connection.capacity import Patience
+from heddle_dask.live.driver.options import Patience
 from heddle_dask.live.wire.driver_messages import FetchUpdates, Notice, Updates
 from heddle_dask.live.wire.transport import ask_scheduler
 

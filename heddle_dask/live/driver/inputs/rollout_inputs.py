@@ -13,14 +13,12 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.functions import as_environment
 from heddle_dask.live.driver.inputs.telemetry import Telemetry
-from heddle_dask.live.driver.options import Engines as Engines
 from heddle_dask.live.driver.settings import configured_strategy
 from heddle_dask.strategies.presets import Strategy
 
 Tasks = int | Sequence[Task | str]
 Value = TypeVar("Value")
 
-AskedDegrees = Literal["auto"] | Sequence[int] | None
 WriteMode = Literal["create", "append", "overwrite", "resume"]
 
 
@@ -133,24 +131,6 @@ def given_or_default(name: str, kind: type[Value], value: Value | None) -> Value
     if not isinstance(value, kind):
         raise BadInput(f"{name} is {value!r}: use {kind.__name__}(…)")
     return value
-
-
-def checked_degrees(asked: AskedDegrees) -> Literal["auto"] | tuple[int, ...] | None:
-    """What was asked for, or a refusal.
-
-    Raises
-    ------
-    BadInput
-        Neither ``"auto"`` nor whole numbers of at least 1.
-    """
-    if asked is None or asked == "auto":
-        return asked
-    listed = isinstance(asked, Sequence) and not isinstance(asked, str)
-    if not listed or not asked or not all(type(degree) is int and degree >= 1 for degree in asked):
-        raise BadInput(
-            f"tp_degrees is {asked!r}: use 'auto' or a list of whole numbers of at least 1, such as [2, 1, 1]"
-        )
-    return tuple(degree for degree in asked if isinstance(degree, int))
 
 
 def strategy_of(strategy: str | Strategy | None) -> Strategy:

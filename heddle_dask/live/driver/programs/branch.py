@@ -1,26 +1,56 @@
 """The branches of one trajectory: the context that its program was given, and those that it forked from it.
 
-The scheduler hears of each branch; its results are journalled under its path.
+The scheduler hears of each branch; its results are journalled under its path. All of a run share `Services`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
-from heddle_dask.live.driver.programs.services import Services
+from heddle_dask.core.run_description import RetryPolicy
+from heddle_dask.live.driver.connection.submission import Submitter
+from heddle_dask.live.driver.inputs.pools import Pools
+from heddle_dask.live.driver.options import Budget, Sampling
 from heddle_dask.live.wire.result_codec import step_from_body
 
 
 class ReplayDiverged(Exception):
     """On resuming, the program asked for something else than the journal holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """What all contexts of a run share.
+
+    Attributes
+    ----------
+    max_context_tokens
+        Prompt and generated tokens of a trajectory together: that of the budget, or what every engine takes.
+    clock
+        Seconds since the run began.
+    journal
+        Takes a result, by its kind, when it arrives.
+    """
+
+    session: str
+    submitter: Submitter
+    template: ChatTemplate
+    budget: Budget
+    max_context_tokens: int
+    sampling: Sampling
+    clock: Callable[[], float]
+    journal: Callable[[str, dict[str, Any]], None]
+    retries: RetryPolicy = field(default_factory=RetryPolicy)
+    pools: Pools = field(default_factory=Pools)
 
 
 @dataclass(slots=True)

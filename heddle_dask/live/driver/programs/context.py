@@ -22,11 +22,10 @@ from heddle_dask.engines.contract import GenerateResult, SamplingParams, Version
 from heddle_dask.environments.actions import FunctionCall, ServiceCall
 from heddle_dask.environments.base import Context, Reply, Role
 from heddle_dask.live.driver.programs.action_calls import ActionCalls
-from heddle_dask.live.driver.programs.branch import Branch, BranchPort, Recorded, fork_seed
+from heddle_dask.live.driver.programs.branch import Branch, BranchPort, Recorded, Services, fork_seed
 from heddle_dask.live.driver.programs.pending_input import PendingInput
 from heddle_dask.live.driver.programs.sandbox_calls import LiveSandbox
 from heddle_dask.live.driver.programs.service_calls import service_call
-from heddle_dask.live.driver.programs.services import Services
 from heddle_dask.live.driver.programs.steps import (
     BudgetExhausted,
     OpenStep,

@@ -20,8 +20,8 @@ from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.sampling import StructuredOutput, check_sampling, check_seed, checked_stop
 from heddle_dask.engines.contract import SamplingParams
 from heddle_dask.live.driver.connection.submission import Interrupted
+from heddle_dask.live.driver.options import Budget, Sampling
 from heddle_dask.live.driver.programs.branch import BranchPort, ReplayDiverged
-from heddle_dask.live.driver.programs.services import Budget, Sampling
 from heddle_dask.live.wire.messages import StepCall, StepResult
 from heddle_dask.live.wire.result_codec import context_crc, step_body, step_from_body
 from heddle_dask.records.token_record import TokenRecord

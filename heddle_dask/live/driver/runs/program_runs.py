@@ -18,8 +18,8 @@ from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.environments.base import Reward, stored_metadata
 from heddle_dask.environments.rewards import Transcript
 from heddle_dask.live.driver.programs.attempts import Attempt
+from heddle_dask.live.driver.programs.branch import Services
 from heddle_dask.live.driver.programs.context import LiveContext
-from heddle_dask.live.driver.programs.services import Services
 from heddle_dask.live.driver.runs.announcer import Announcer
 from heddle_dask.live.driver.runs.endings import Ending, EnvironmentFailures, ending_of, unfinished_reward
 from heddle_dask.live.driver.runs.reward_runs import LiveRewardContext, Rewards, ScoredAttempt

@@ -15,9 +15,8 @@ from heddle_dask.environments.actions import ActionContext, FunctionCall, Servic
 from heddle_dask.environments.base import ActionFailed, Environment, Reward, Task
 from heddle_dask.environments.rewards import Transcript, group_reward_hook, reward_hook
 from heddle_dask.live.driver.programs.action_calls import ActionCalls
-from heddle_dask.live.driver.programs.branch import Branch, BranchPort, BranchTree, Recorded
+from heddle_dask.live.driver.programs.branch import Branch, BranchPort, BranchTree, Recorded, Services
 from heddle_dask.live.driver.programs.service_calls import service_call
-from heddle_dask.live.driver.programs.services import Services
 from heddle_dask.records.causes import message_of
 from heddle_dask.records.trajectory import ActionRecord
 

@@ -21,7 +21,7 @@ from heddle_dask.live.driver.connection.control_channel import ControlChannel
 from heddle_dask.live.driver.connection.submission import RESULT_LOST
 from heddle_dask.live.driver.files.run_writer import RunWriter
 from heddle_dask.live.driver.programs.attempts import Attempt
-from heddle_dask.live.driver.programs.services import Services
+from heddle_dask.live.driver.programs.branch import Services
 from heddle_dask.live.driver.runs.announcer import Announcer
 from heddle_dask.live.driver.runs.endings import EnvironmentFailures
 from heddle_dask.live.driver.runs.program_runs import EndedAttempt, ProgramRuns

@@ -21,8 +21,7 @@ from heddle_dask.live.driver.connection.capacity import (
     wait_for_capacity,
 )
 from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
-from heddle_dask.live.driver.inputs.rollout_inputs import AskedDegrees, checked_degrees
-from heddle_dask.live.driver.options import Patience
+from heddle_dask.live.driver.options import AskedDegrees, Patience, checked_degrees
 from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.driver.session.tp_degree_specs import POWERS, TpDegreeSpecs
 from heddle_dask.live.wire.driver_messages import (

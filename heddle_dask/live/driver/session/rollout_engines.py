@@ -11,7 +11,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.defaults import SMALL_CONTEXT_TOKENS, model_context_tokens
 from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.live.driver.connection.capacity import wait_for_capacity, weaker_isolation
-from heddle_dask.live.driver.inputs.rollout_inputs import AskedDegrees, Engines
+from heddle_dask.live.driver.options import AskedDegrees, Engines
 from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.driver.session.degrees import EngineDegrees, degrees_to_price
 from heddle_dask.live.driver.session.open_session import OpenSession
