@@ -148,8 +148,6 @@ class SearchSettings:
         Last temperature, as a share; cooling is geometric.
     grid
         Seconds are compared on a geometric grid of this ratio: makespans within one step count as equal.
-    exact_gpus
-        Up to so many GPUs, dynamic programming (`covering`) completes the search; 0: never.
     finalists
         Number of states that are scored with the true placement, besides the uniform ones and the running one.
     mix_gain
@@ -162,7 +160,6 @@ class SearchSettings:
     first_temperature: float = 0.2
     last_temperature: float = 0.002
     grid: float = 1.002
-    exact_gpus: int = 128
     finalists: int = 2
     mix_gain: float = 0.1
 
