@@ -90,20 +90,6 @@ class AvailableGpus:
         """The degrees of all engines, from the largest to the smallest."""
         return tuple(d for d, count in zip(self.tp_degrees, state, strict=True) for _ in range(count))
 
-    def filled(self, state: State, growing: Sequence[int] | None = None) -> State:
-        """`state` with further engines on the unused GPUs, the largest that fit first.
-
-        An additional engine makes no plan worse. If `growing` is given, only these degrees get more engines.
-        """
-        counts = list(state)
-        for at, degree in enumerate(self.tp_degrees):
-            while growing is None or degree in growing:
-                counts[at] += 1
-                if not self.fits(tuple(counts)):
-                    counts[at] -= 1
-                    break
-        return tuple(counts)
-
 
 @dataclass(frozen=True, slots=True)
 class Running:
