@@ -43,7 +43,8 @@ class EngineCommand:
 class EngineOptions:
     """Options that only one engine kind has; each kind derives its own. This class itself: the kind's defaults.
 
-    `VllmOptions.logprobs` says which logprobs a step returns; so may the options of another kind."""
+    `VllmOptions.logprobs` says which logprobs a step returns; so may the options of another kind.
+    """
 
     @property
     def cost(self) -> Mapping[str, Any] | None:
