@@ -41,7 +41,6 @@ def parsed_hardware(text: str | None) -> dict[str, int] | None:
 
 
 def checked_hardware(value: object, where: str) -> dict[str, int]:
-    """Classes with their numbers of engines."""
     if not isinstance(value, Mapping) or not value:
         raise BadInput(f"{where} is {value!r}: use a table such as {{H800 = 2, H20 = 3}}")
     for name, count in value.items():

@@ -44,7 +44,6 @@ T = TypeVar("T", str, tuple[str, ...])
 
 
 def vllm_engine_options(function: F) -> F:
-    """Add the options of vLLM engines."""
     options = [
         click.option(
             "--gpu-memory-utilization",

@@ -56,7 +56,6 @@ def check_plan(plan: ClusterPlan, path: Path, given: frozenset[str]) -> None:
 
 
 def engine_tp_degree(plan: ClusterPlan) -> int:
-    """The TP degree of the engines of all groups."""
     by_degree = {group.tp_degree: group.name for group in plan.groups.values() if group.role == "rollout"}
     if len(by_degree) > 1:
         told = ", ".join(f"{name} has {degree}" for degree, name in by_degree.items())

@@ -57,13 +57,11 @@ def one_line_errors() -> Iterator[None]:
 
 
 def refuse(message: str, exit_code: int = EXIT_BAD_INPUT) -> None:
-    """Print one line and exit."""
     one_line(message)
     sys.exit(exit_code)
 
 
 def one_line(message: str) -> None:
-    """Print one line on stderr."""
     click.echo(f"heddle: {' '.join(message.split())}", err=True)
 
 

@@ -21,8 +21,6 @@ _MOST_SEED = 2**63 - 1
 
 
 class WholeNumber(click.IntRange):
-    """A whole number in a closed range."""
-
     name = "whole number"
 
     def __init__(self, least: int, most: int = MOST) -> None:

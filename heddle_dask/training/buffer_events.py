@@ -202,8 +202,6 @@ class BufferCounts:
     dropped_trajectories: Counter[str] = field(default_factory=Counter)
     dropped_tokens: Counter[str] = field(default_factory=Counter)
     staleness: Counter[int] = field(default_factory=Counter)
-    truncated: int = 0
-    trained_trajectories: int = 0
     _sampled_tokens: Counter[int] = field(default_factory=Counter)
     _trained_tokens: Counter[int] = field(default_factory=Counter)
 
@@ -236,5 +234,3 @@ class BufferCounts:
             self.trained_groups[group.environment] += 1
             self._trained_tokens.update(group.sampled_tokens)
             self.staleness.update(step - 1 - version for version in group.first_versions)
-            self.truncated += sum(group.truncated)
-            self.trained_trajectories += len(group.rewards)

@@ -194,7 +194,6 @@ class WeightManifest:
 
 
 def is_lineage(name: str) -> bool:
-    """Whether a line of training may have this name."""
     return _LINEAGE.fullmatch(name) is not None
 
 

@@ -42,8 +42,6 @@ _STATUSES = {BadInput: 400, HeddleError: 507}
 
 
 class Server:
-    """The handlers of one trainer."""
-
     def __init__(self, spec: TrainerSpec, ranks: Ranks) -> None:
         self._spec = spec
         self._ranks = ranks

@@ -193,5 +193,4 @@ class Broadcaster:
 
 
 def version_of(body: Any) -> PolicyVersion:
-    """The version that a request names."""
     return PolicyVersion(str(body["lineage"]), int(body["number"]))

@@ -44,7 +44,6 @@ class CheckpointRecord:
 
 
 def read_record(checkpoint: Path) -> CheckpointRecord:
-    """The record of a checkpoint."""
     try:
         return CheckpointRecord(**json.loads((checkpoint / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:

@@ -30,7 +30,6 @@ _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_p
 
 
 def device_of(spec: TrainerSpec, rank: int) -> torch.device:
-    """The device of a rank."""
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if spec.device == "cpu" or (spec.device == "auto" and not there):
         return torch.device("cpu")

@@ -73,7 +73,6 @@ def write_copy(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor, in its order."""
     flat = tensor.detach().contiguous().view(-1)
     if not flat.numel():
         return memoryview(b"")

@@ -139,7 +139,6 @@ def _accelerator() -> Check:
 
 
 def gpu_line(gpu: InstalledGpu) -> str:
-    """One GPU, in words."""
     free_gib, all_gib = ((gpu.memory_mib - used) / 1024 for used in (gpu.used_mib, 0))
     return f"GPU {gpu.index} {gpu.name}, {free_gib:.0f} of {all_gib:.0f} GiB free"
 

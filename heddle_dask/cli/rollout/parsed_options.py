@@ -62,7 +62,6 @@ def _send_by_value(name: str, here: str) -> None:
 
 
 def asked_strategy(asked: Asked) -> Strategy:
-    """The strategy of ``--strategy``, ``--set`` and ``--weight``."""
     return Strategy(asked["strategy"], asked["overrides"], asked["weight"])
 
 

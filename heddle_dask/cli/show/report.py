@@ -134,7 +134,6 @@ def about(run: StoredRun, tally: Tally) -> About:
 def show_run(
     path: Path, *, to_stderr: bool, html: Path | None = None, perfetto: Path | None = None
 ) -> dict[str, Any]:
-    """Print the figures of a run and return them."""
     run = StoredRun(path)
     tally = Tally(
         run.metadata.get("slots", 0),
@@ -206,7 +205,6 @@ def show_failed(path: Path, *, to_stderr: bool) -> dict[str, Any]:
 
 
 def show_trajectory(path: Path, name: str, *, to_stderr: bool) -> dict[str, Any]:
-    """Print the transcript of one trajectory and return it."""
     run = StoredRun(path)
     record = run.find(name)
     template = _template(str(run.metadata.get("model", "")))

@@ -34,7 +34,6 @@ _COLUMNS = (
 
 
 def show_training(path: Path, *, to_stderr: bool) -> dict[str, Any]:
-    """Print a training and return its result."""
     directory = TrainingDirectory(path)
     stored = directory.description()
     metrics, evaluations = read_lines(directory.metrics), read_lines(directory.evaluations)

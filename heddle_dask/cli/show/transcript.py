@@ -39,7 +39,6 @@ class Passage:
 
 
 def trajectory_facts(record: TrajectoryRecord) -> dict[str, Any]:
-    """Facts about the whole trajectory, JSON-able."""
     return {
         "trajectory_id": record.trajectory_id,
         "group_id": record.group_id,

@@ -21,8 +21,6 @@ _NAMES, _TEXTS = 190, 140
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A named polyline."""
-
     name: str
     points: Sequence[tuple[float, float]]
 
@@ -64,7 +62,6 @@ class Frame:
 
 
 def labels(width: int, height: int, x_label: str, y_label: str) -> str:
-    """The names of both axes."""
     middle = (height - BOTTOM) / 2
     return (
         f'<text x="{(LEFT + width) / 2}" y="{height - 8}" text-anchor="middle">{escape(x_label)}</text>'
@@ -189,7 +186,6 @@ def round_up(value: float) -> float:
 
 
 def number_text(value: float) -> str:
-    """A number on an axis."""
     return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
 
 

@@ -31,8 +31,6 @@ _LEAST_PIXELS = 0.3
 
 @dataclass(frozen=True, slots=True)
 class TimeMark:
-    """A vertical line at a time, with a short text."""
-
     at_s: float
     text: str
 

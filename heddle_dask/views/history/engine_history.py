@@ -43,8 +43,6 @@ class MoveCounts:
 
 
 class EngineHistory:
-    """Engines and moves."""
-
     def __init__(
         self,
         lanes: Mapping[TrajectoryId, Lane],

@@ -51,8 +51,6 @@ class HostRow:
 
 @dataclass(slots=True, eq=False)
 class OpenAction:
-    """An action that has not reported."""
-
     lane: Lane
     label: str
     kind: str
@@ -65,8 +63,6 @@ class OpenAction:
 
 @dataclass(slots=True, eq=False)
 class OpenMove:
-    """A move that has not reported."""
-
     trajectory_id: TrajectoryId
     source: str
     target: str

@@ -33,8 +33,6 @@ _NO_TIME = '<p class="soft">No trajectory can be placed on an axis of time.</p>'
 
 
 class RunAxis:
-    """The common axis of the sessions, and sums over it."""
-
     def __init__(self, figures: RunFigures) -> None:
         self.axis = Axis.of(figures.rows)
         self._figures = figures

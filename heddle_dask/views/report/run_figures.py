@@ -88,8 +88,6 @@ class EngineUse:
 
 @dataclass(slots=True)
 class ActionUse:
-    """Calls of one label."""
-
     kind: str
     statuses: Counter[str] = field(default_factory=Counter)
     run_s: list[float] = field(default_factory=list)

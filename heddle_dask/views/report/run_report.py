@@ -44,7 +44,6 @@ class About:
 
 
 def run_report(figures: RunFigures, about: About) -> str:
-    """The page as HTML text."""
     axis = RunAxis(figures)
     notes = "".join(f'<p class="note">{escape(note)}</p>' for note in (*about.notes, *unknown_notes(figures)))
     body = (
