@@ -214,14 +214,9 @@ def _tls_options(credentials: Credentials | None) -> list[str]:
 
 
 class SupervisedCluster(SpecCluster):
-    """A cluster whose scheduler is a `SupervisedDask`, and whose workers come back by themselves.
+    """A cluster whose scheduler is a `SupervisedDask`, and whose workers come back by themselves."""
 
-    Attributes
-    ----------
-    credentials
-        Its TLS files; None while there are none.
-    """
-
+    # Its TLS files; None while there are none.
     credentials: Credentials | None
 
     def _update_worker_status(self, op: str, msg: Any) -> None:

@@ -49,27 +49,18 @@ def steering(hook: F) -> F:
 
 
 class ClusterControl:
-    """The controller, its clock and its sessions.
-
-    Attributes
-    ----------
-    name
-        Id of the session with which it began.
-    failure
-        Traceback of what the controller raised. Once set, it commands nothing any more.
-    services
-        Model services that sessions have declared, as their hosts are told of them, by name.
-    watched
-        What a person sees of it; None when nothing is kept for that.
-    """
+    """The controller, its clock and its sessions."""
 
     def __init__(self, name: str, strategies: StrategySet, retries: RetryPolicy) -> None:
-        self.name = name
+        self.name = name  # id of the session with which it began
         self.controller = Controller(strategies, retries, strategies_of_description)
+        # Traceback of what the controller raised. Once set, it commands nothing any more.
         self.failure: str | None = None
+        # What a person sees of it; None when nothing is kept for that.
         self.watched: WatchedSession | None = None
         self._sessions: dict[RunId, Session] = {}
         self._gone: dict[RunId, Session] = {}
+        # Model services that sessions have declared, as their hosts are told of them, by name.
         self.services: dict[str, Mapping[str, Any]] = {}
         self._joined = 0
         self._spool = JournalSpool()

@@ -54,11 +54,6 @@ class HeddleScheduler(SchedulerPlugin):
 
     Register with ``client.register_plugin(HeddleScheduler())`` or by ``--preload workers.scheduler``;
     a second registration changes nothing.
-
-    Attributes
-    ----------
-    snapshots
-        What a person sees of the cluster and its latest session.
     """
 
     name = PLUGIN_NAME
@@ -78,6 +73,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._drains = WorkerDrains(
             self._registry, lambda: self._control, lambda worker: self._deployment.forget_worker(worker)
         )
+        # What a person sees of the cluster and its latest session.
         self.snapshots = SnapshotFeed(self._registry)
 
     @property

@@ -44,30 +44,7 @@ class Closes(Protocol):
 
 
 class Session:
-    """State of one session on the scheduler.
-
-    Attributes
-    ----------
-    run, names
-        What the controller knows of it, and the names of its trajectories and actions there.
-    held
-        Tasks that wait for a command, by key.
-    failure
-        Traceback of the first exception in a hook. Once set, no command is issued any more.
-    closed
-        Whether the session has ended: events that are still under way are ignored.
-    stopped
-        What ended the session before the driver did, in one line; empty while nothing has.
-    services
-        Model services that the runs on the cluster have declared, as their hosts are told of them, by name.
-    controller_name
-        Id of the session with which the controller began. Hosts of model services answer to it: a copy outlives the
-        run for which it was loaded.
-    carry_out
-        Does what a command says, which is in the names of this session.
-    reclaim_stranded
-        Holds the session's tasks that Dask sent back to "no-worker" because their worker died; returns their keys.
-    """
+    """State of one session on the scheduler."""
 
     def __init__(
         self,
@@ -81,18 +58,26 @@ class Session:
         self.client_id = client_id
         self.controller = controller
         self.now = clock
+        # `run`, `names`: what the controller knows of it, and the names of its trajectories and actions there.
         self.run = run
         self.names = RunNames(run.run_id)
-        self.held: dict[Key, None] = {}
+        self.held: dict[Key, None] = {}  # tasks that wait for a command, by key
+        # Traceback of the first exception in a hook. Once set, no command is issued any more.
         self.failure: str | None = None
-        self.closed = False
+        self.closed = False  # whether the session has ended: events that are still under way are ignored
+        # What ended the session before the driver did, in one line; empty while nothing has.
         self.stopped = ""
         self.predictions: Predictions | None = None
         self.degrees: Closes | None = None
         self._history: SpoolReader | None = None
+        # Model services that the runs on the cluster have declared, as their hosts are told of them, by name.
         self.services: dict[str, Mapping[str, Any]] = {}
+        # Id of the session with which the controller began. Hosts of model services answer to it: a copy outlives the
+        # run for which it was loaded.
         self.controller_name = session_id
+        # Does what a command says, which is in the names of this session.
         self.carry_out: Callable[[Command], None] = lambda command: None
+        # Holds the session's tasks that Dask sent back to "no-worker" because their worker died; returns their keys.
         self.reclaim_stranded: Callable[[], Sequence[Key]] = lambda: ()
         self.dispatcher: Closes | None = None
         self._journal: list[list[Any]] = []

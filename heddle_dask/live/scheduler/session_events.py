@@ -58,13 +58,7 @@ _TO_THE_END = (ev.ActionFinished, ev.MoveEnded, ev.SandboxClosed)
 
 
 class SessionEvents:
-    """The events of one session; does nothing once the session has failed or closed, but free what it occupied.
-
-    Attributes
-    ----------
-    degrees
-        Plans and deploys engines for the session.
-    """
+    """The events of one session; does nothing once the session has failed or closed, but free what it occupied."""
 
     def __init__(
         self,
@@ -78,6 +72,7 @@ class SessionEvents:
     ) -> None:
         self.control = control
         self.session = session
+        # Plans and deploys engines for the session.
         self.degrees = DegreePlanning(session, deployment, predictor, self.degrees_changed)
         session.degrees = self.degrees
         session.services = control.services

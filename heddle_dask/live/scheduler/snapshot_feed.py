@@ -35,13 +35,6 @@ class WatchedSession:
     """The history of the sessions of one controller, fed with everything that it handles.
 
     A defect here must not stop a rollout: after a failure, which is logged, the history stays as it was.
-
-    Attributes
-    ----------
-    lines_missing
-        Events that the history did not take, because it had failed.
-    runs
-        The sessions that are open now.
     """
 
     def __init__(self, session_id: str, strategy: str, clock_s: Callable[[], float]) -> None:
@@ -49,8 +42,8 @@ class WatchedSession:
         self.strategy = strategy
         self.history = RunHistory()
         self.is_open = True
-        self.lines_missing = 0
-        self.runs: Callable[[], tuple[RunShare, ...]] = tuple
+        self.lines_missing = 0  # events that the history did not take, because it had failed
+        self.runs: Callable[[], tuple[RunShare, ...]] = tuple  # the sessions that are open now
         self._clock_s = clock_s
         self._closed_at_s = 0.0
 
@@ -82,13 +75,7 @@ class WatchedSession:
 
 
 class SnapshotFeed:
-    """Pictures of the cluster and its latest session.
-
-    Attributes
-    ----------
-    taken, spent_s
-        Number of pictures taken so far, and the seconds of the event loop that they took.
-    """
+    """Pictures of the cluster and its latest session."""
 
     def __init__(
         self,
@@ -98,6 +85,7 @@ class SnapshotFeed:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.interval_s = interval_s
+        # `taken`, `spent_s`: number of pictures taken so far, and the seconds of the event loop that they took.
         self.taken = 0
         self.spent_s = 0.0
         self._registry = registry

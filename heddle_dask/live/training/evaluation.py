@@ -26,20 +26,12 @@ from heddle_dask.training.intervals import bootstrap_mean
 
 @dataclass(frozen=True, slots=True)
 class HeldOutTasks:
-    """The tasks by which weights are judged: the same ones at every evaluation.
-
-    Attributes
-    ----------
-    samples
-        Attempts at each task; its reward is their mean.
-    temperature
-        Of the sampling; 0: greedy.
-    """
+    """The tasks by which weights are judged: the same ones at every evaluation."""
 
     environment: Environment
     tasks: Sequence[Task]
-    samples: int = 1
-    temperature: float = 0.0
+    samples: int = 1  # attempts at each task; its reward is their mean
+    temperature: float = 0.0  # of the sampling; 0: greedy
 
 
 class Evaluation:

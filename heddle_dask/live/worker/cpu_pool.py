@@ -30,20 +30,12 @@ _MORE_THREADS = 32
 
 @dataclass(slots=True, eq=False)
 class CoreLease:
-    """What one running action has.
+    """What one running action has."""
 
-    Attributes
-    ----------
-    resources
-        What the controller has granted.
-    granted
-        What processes that it starts from the worker's loop are held to; without cores until these are taken.
-    call
-        The terms and limits of its process, where it is a plain function.
-    """
-
-    resources: Resources
+    resources: Resources  # what the controller has granted
+    # What processes that it starts from the worker's loop are held to; without cores until these are taken.
     granted: Granted = field(default_factory=Granted)
+    # The terms and limits of its process, where it is a plain function.
     call: RunningCall = field(default_factory=RunningCall)
     group: Cgroup | None = None
     over: bool = False
@@ -64,15 +56,6 @@ class CpuPool:
         Where tool workers of this user on this machine claim cores.
     found
         The control groups of this process; used as far as groups can be made below them.
-
-    Attributes
-    ----------
-    resources
-        For the controller.
-    mechanism
-        What keeps actions apart.
-    groups
-        Where control groups are made; None: nowhere.
     """
 
     def __init__(
@@ -85,10 +68,11 @@ class CpuPool:
         self._allocator = CoreAllocator(self._claim.cores)
         self._exclusive = not self._claim.shared_because
         self._returned = asyncio.Event()
+        # Where control groups are made; None: nowhere.
         self.groups = CgroupTree.open(found, self._claim.cores or cores)
-        self.mechanism = Mechanism.of(self.groups, self._claim.shared_because)
+        self.mechanism = Mechanism.of(self.groups, self._claim.shared_because)  # what keeps actions apart
         limit_bytes = limit_bytes or memory_bytes(found.folders)
-        self.resources = Resources.of(cpus=cpus, memory_bytes=limit_bytes)
+        self.resources = Resources.of(cpus=cpus, memory_bytes=limit_bytes)  # for the controller
         self._scratch = scratch
         self._scratches = 0
         self._empty_scratches: list[str] = []

@@ -54,11 +54,6 @@ class SlurmGroupJob(SLURMJob):
         Writes its script.
     queue
         Submits and cancels it.
-
-    Attributes
-    ----------
-    refused
-        Why it could not be submitted; empty: it was.
     """
 
     def __init__(
@@ -75,7 +70,7 @@ class SlurmGroupJob(SLURMJob):
             memory=f"{group.memory_bytes or 1024}B",
             processes=1,
         )
-        self.refused = ""
+        self.refused = ""  # why it could not be submitted; empty: it was
         self._script = script(group, name, scheduler)
         self._queue = queue
 

@@ -53,11 +53,6 @@ class Tending:
         Cancels the SLURM jobs among these; the other jobs are ended when they are closed.
     note
         Takes a line about what has become of a job.
-
-    Attributes
-    ----------
-    wanted
-        Jobs of each group.
     """
 
     def __init__(
@@ -80,7 +75,7 @@ class Tending:
         self._rule = rule
         self._adaptive = plan.adaptive
         self._pinned: set[str] = set()
-        self.wanted = {name: group.first for name, group in plan.groups.items()}
+        self.wanted = {name: group.first for name, group in plan.groups.items()}  # jobs of each group
         self.table = JobTable(plan)
         self._losses: Mapping[str, Losses] = {}
         # What the plan asks for at the start holds as long as what the demand has asked for.

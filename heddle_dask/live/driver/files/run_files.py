@@ -38,11 +38,6 @@ class RunFiles:
         Metadata of the session, asked for when the files are opened.
     note
         Takes one line for each thing that the user should know.
-
-    Attributes
-    ----------
-    writer
-        None before `open`, and where there are no files.
     """
 
     def __init__(
@@ -51,7 +46,7 @@ class RunFiles:
         describe: Callable[[], Mapping[str, Any]],
         note: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.writer: RunWriter | None = None
+        self.writer: RunWriter | None = None  # None before `open`, and where there are no files
         self._note = note
         self._output = output
         self._describe = describe

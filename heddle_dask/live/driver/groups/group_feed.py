@@ -90,15 +90,6 @@ class GroupFeed:
         Of the run.
     counts, counted
         As for `GroupLedger`; `counted` None: as the journal of a resumed run says.
-
-    Attributes
-    ----------
-    mix_sampled, mix_consumed
-        Groups that were begun, and that counted for a batch, by environment.
-    finished
-        Groups to deliver, oldest first.
-    on_begun, on_dropped
-        Take the id of a group that begins, and of one that will not be delivered.
     """
 
     def __init__(
@@ -114,10 +105,11 @@ class GroupFeed:
         self._seed = seed
         self._given_counted = counted
         self.ledger = GroupLedger(plan, counts, counted or 0)
+        # `mix_sampled`, `mix_consumed`: groups that were begun, and that counted for a batch, by environment.
         self.mix_sampled: Counter[str] = Counter()
         self.mix_consumed: Counter[str] = Counter()
         self.generated_tokens = 0
-        self.finished: deque[FinishedGroup] = deque()
+        self.finished: deque[FinishedGroup] = deque()  # groups to deliver, oldest first
         self._port: GroupPort | None = None
         self._files: RunFiles | None = None
         self._prefix = ""
@@ -130,6 +122,7 @@ class GroupFeed:
         self._delivered: FinishedGroup | None = None
         self._counting: dict[str, bool] = {}
         self._on_finished: Callable[[], None] = lambda: None
+        # `on_begun`, `on_dropped`: take the id of a group that begins, and of one that will not be delivered.
         self.on_begun: Callable[[str], None] = lambda group_id: None
         self.on_dropped: Callable[[str], None] = lambda group_id: None
         for environment in source.environments:

@@ -114,16 +114,11 @@ def with_seed_of(sampling: SamplingParams, number: int) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """A step that is not finished, with the sums over its preempted parts.
-
-    Attributes
-    ----------
-    sampling
-        As the program asked for it; each request has a part of its tokens, and a seed of its own.
-    """
+    """A step that is not finished, with the sums over its preempted parts."""
 
     index: int
     start: int
+    # As the program asked for it; each request has a part of its tokens, and a seed of its own.
     sampling: SamplingParams
     submitted_s: float
     attempt: int = 0
@@ -211,18 +206,12 @@ class OpenStep:
 
 
 class StepAnswers:
-    """The source of a branch's answers.
-
-    Attributes
-    ----------
-    held
-        What the worker holds of the context.
-    """
+    """The source of a branch's answers."""
 
     def __init__(self, port: BranchPort, seed: int) -> None:
         self._port = port
         self._seed = seed
-        self.held = HeldContext()
+        self.held = HeldContext()  # what the worker holds of the context
 
     async def next(self, step: OpenStep, record: TokenRecord) -> StepResult:
         """The next journalled result of this step over `record`, or one from an engine.

@@ -84,20 +84,14 @@ class EnvironmentFailures:
     ----------
     note
         Takes one line for each task that is quarantined.
-
-    Attributes
-    ----------
-    count
-        Attempts whose environment failed.
-    quarantined
-        Ids of tasks that are not attempted again, with the last message.
     """
 
     def __init__(self, retries: RetryPolicy, note: Callable[[str], None] = lambda line: None) -> None:
         self._retries = retries
         self._note = note
         self._in_a_row: Counter[str] = Counter()
-        self.count = 0
+        self.count = 0  # attempts whose environment failed
+        # Ids of tasks that are not attempted again, with the last message.
         self.quarantined: dict[str, str] = {}
 
     def backoff_s(self, failures: int) -> float:

@@ -32,19 +32,12 @@ from heddle_dask.records.trajectory import ActionRecord, Cause, TrajectoryRecord
 
 @dataclass(frozen=True, slots=True)
 class EndedAttempt:
-    """What came of an attempt.
-
-    Attributes
-    ----------
-    lost_tokens
-        Sampled before its environment failed, in attempts that do not count.
-    dropped_tokens
-        Sampled in the attempt that counts, in steps that were cancelled after a part of them was answered.
-    """
+    """What came of an attempt."""
 
     attempt: Attempt
     record: TrajectoryRecord
-    lost_tokens: int = 0
+    lost_tokens: int = 0  # sampled before its environment failed, in attempts that do not count
+    # Sampled in the attempt that counts, in steps that were cancelled after a part of them was answered.
     dropped_tokens: int = 0
 
 

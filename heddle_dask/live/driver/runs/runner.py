@@ -90,11 +90,6 @@ class Driver:
         actions whose machines were lost are failures of the environment.
     note
         Takes one line for each thing that the user should know.
-
-    Attributes
-    ----------
-    failures
-        Failures of environments.
     """
 
     def __init__(
@@ -111,7 +106,7 @@ class Driver:
         self._channel = channel
         self._members = members
         self._admission = Announcer(client, services.session, channel, self.look_again)
-        self.failures = EnvironmentFailures(services.retries, note)
+        self.failures = EnvironmentFailures(services.retries, note)  # failures of environments
         self._runs = ProgramRuns(
             client, services, self._admission, self.failures, retry_lost_tools=members is not None
         )

@@ -64,11 +64,6 @@ class EngineDegrees:
         Whether the strategies know which trajectory is a long one.
     note
         Takes a line for each decision and each thing that is waited for.
-
-    Attributes
-    ----------
-    running
-        TP degrees of the engines that run, from the largest to the smallest.
     """
 
     def __init__(
@@ -94,6 +89,7 @@ class EngineDegrees:
         self._note = note
         self._earlier: list[FinishedWork] = []
         self._finished: list[FinishedWork] = []
+        # TP degrees of the engines that run, from the largest to the smallest.
         self.running: tuple[int, ...] = ()
 
     async def open(self, session: str, register: bool) -> None:

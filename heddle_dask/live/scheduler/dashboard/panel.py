@@ -21,21 +21,11 @@ _NO_PLUGIN = "The scheduler has no heddle plugin yet: it comes with the first ro
 
 
 class Panel:
-    """Base of the panels.
+    """Base of the panels."""
 
-    Attributes
-    ----------
-    title
-        Shown above it.
-    make
-        Computes its view of a snapshot.
-    root
-        The Bokeh model of the whole panel.
-    """
-
-    title: ClassVar[str]
+    title: ClassVar[str]  # shown above it
     name: ClassVar[str]
-    make: ClassVar[staticmethod[[RunSnapshot], View]]
+    make: ClassVar[staticmethod[[RunSnapshot], View]]  # computes its view of a snapshot
 
     def __init__(self) -> None:
         self._heading = html_block(f"heddle-{self.name}-heading")
@@ -43,6 +33,7 @@ class Panel:
         self._shown = View("", empty=_NO_PLUGIN)
         self.sources: dict[str, ColumnDataSource] = {}
         self._body = column(*self.body(), sizing_mode="stretch_both", spacing=2, visible=False)
+        # The Bokeh model of the whole panel.
         self.root = column(
             self._heading, self._body, sizing_mode="stretch_both", name=f"heddle-{self.name}", spacing=2
         )
