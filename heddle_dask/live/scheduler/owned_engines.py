@@ -13,13 +13,7 @@ End = Callable[[], Awaitable[None]]
 
 
 class OwnedEngines:
-    """Which client owns the engines, if any.
-
-    Parameters
-    ----------
-    end
-        Ends the engines.
-    """
+    """Which client owns the engines, if any."""
 
     def __init__(self, end: End) -> None:
         self._end = end

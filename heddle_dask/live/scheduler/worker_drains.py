@@ -52,21 +52,13 @@ class _Drain:
 
 
 class WorkerDrains:
-    """The scheduler's register of workers that drain.
-
-    Parameters
-    ----------
-    control
-        What steers the open sessions, if there are any.
-    forget
-        Takes the address of a worker that hosts no further engine.
-    """
+    """The scheduler's register of workers that drain."""
 
     def __init__(
         self,
         registry: EngineRegistry,
-        control: Callable[[], ClusterControl | None],
-        forget: Callable[[str], None],
+        control: Callable[[], ClusterControl | None],  # what steers the open sessions, if there are any
+        forget: Callable[[str], None],  # takes the address of a worker that hosts no further engine
     ) -> None:
         self._registry = registry
         self._control = control

@@ -35,18 +35,13 @@ class HeldOutTasks:
 
 
 class Evaluation:
-    """Rolls held-out tasks out, once for each version that is asked for.
-
-    Parameters
-    ----------
-    held_out
-        Of each environment.
-    open_rollout
-        Makes a rollout of these tasks in a session of its own, on the engines of the training.
-    """
+    """Rolls held-out tasks out, once for each version that is asked for."""
 
     def __init__(
-        self, held_out: Sequence[HeldOutTasks], open_rollout: Callable[[HeldOutTasks], Rollout]
+        self,
+        held_out: Sequence[HeldOutTasks],  # of each environment
+        # Makes a rollout of these tasks in a session of its own, on the engines of the training.
+        open_rollout: Callable[[HeldOutTasks], Rollout],
     ) -> None:
         self._held_out = held_out
         self._open_rollout = open_rollout

@@ -157,8 +157,7 @@ class ActionCall:
     # A cloudpickled (function, args, kwargs); None: it is long, and the driver sends it to the worker itself.
     payload: bytes | None
     timeout_s: float | None
-    # The same for every attempt of one call of the agent; `action_id` differs.
-    idempotency_key: str
+    idempotency_key: str  # the same for every attempt of one call of the agent; `action_id` differs
     # Whether the function is a coroutine function: it runs on the worker's event loop, others in a process.
     on_loop: bool = False
     max_bytes: int = 2**63  # limit of the pickled value

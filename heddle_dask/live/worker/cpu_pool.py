@@ -42,24 +42,17 @@ class CoreLease:
 
 
 class CpuPool:
-    """Cores, memory and scratch space of a tool worker.
-
-    Parameters
-    ----------
-    cpus
-        Declared CPUs. Where these are more than the worker has cores for itself, its actions share cores.
-    limit_bytes
-        Declared memory; 0: that of the machine, or of the worker's control group.
-    scratch
-        A directory of the worker's own.
-    claims
-        Where tool workers of this user on this machine claim cores.
-    found
-        The control groups of this process; used as far as groups can be made below them.
-    """
+    """Cores, memory and scratch space of a tool worker."""
 
     def __init__(
-        self, cpus: int, limit_bytes: int, scratch: Path, claims: Path | None, found: FoundCgroups
+        self,
+        # Declared CPUs. Where these are more than the worker has cores for itself, its actions share cores.
+        cpus: int,
+        limit_bytes: int,  # declared memory; 0: that of the machine, or of the worker's control group
+        scratch: Path,  # a directory of the worker's own
+        claims: Path | None,  # where tool workers of this user on this machine claim cores
+        # The control groups of this process; used as far as groups can be made below them.
+        found: FoundCgroups,
     ) -> None:
         cores = own_cores()
         self._claim = CoreClaim(shared_because="no directory for claims of cores can be made")

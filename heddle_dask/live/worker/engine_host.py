@@ -61,32 +61,21 @@ class Watch:
 
 
 class EngineHost:
-    """Supervises one engine.
-
-    Parameters
-    ----------
-    on_ready
-        Called with a client and the engine's description when a new incarnation answers.
-    on_lost
-        Called with a reason when an incarnation that was ready is gone.
-    records
-        See `EngineProcess`.
-    weights
-        Directory on the node's own disk: the engine loads its model from a copy there. None: from the model's path.
-    on_start_failed
-        Called with one line when a start failed; the host tries again after its back-off.
-    """
+    """Supervises one engine."""
 
     def __init__(
         self,
         spec: EngineSpec,
         directory: Path,
         *,
+        # Called with a client and the engine's description when a new incarnation answers.
         on_ready: Callable[[EngineClient, EngineInfo], None],
-        on_lost: Callable[[str], None],
+        on_lost: Callable[[str], None],  # called with a reason when an incarnation that was ready is gone
+        # Called with one line when a start failed; the host tries again after its back-off.
         on_start_failed: Callable[[str], None],
-        records: Path | None = None,
+        records: Path | None = None,  # see `EngineProcess`
         watch: Watch | None = None,
+        # Directory on the node's own disk: the engine loads its model from a copy there. None: from the model's path.
         weights: Path | None = None,
     ) -> None:
         self.spec = spec

@@ -38,12 +38,10 @@ class RunningCall:
     scratch: str = ""
     most_scratch_bytes: int = 10 << 30
     pid: Callable[[], int] | None = None  # of its process; 0 while it is not known
-    # Its control group; None where it has none.
-    group: Cgroup | None = None
+    group: Cgroup | None = None  # its control group; None where it has none
     kill: Callable[[], None] = _nothing  # kills its process with everything below it
     printed: str = ""  # the end of what it has printed; set when it has ended
-    # The limit for which it was killed; None: it was not.
-    exceeded: LimitExceeded | None = None
+    exceeded: LimitExceeded | None = None  # the limit for which it was killed; None: it was not
 
     def running(self, pid: Callable[[], int] | None, group: Cgroup | None, kill: Callable[[], None]) -> None:
         """Its process has begun, or has ended (None)."""

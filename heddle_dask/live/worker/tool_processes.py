@@ -128,17 +128,13 @@ class _Process:
 
 
 class ToolProcesses:
-    """A pool of processes, forked when they are needed.
+    """A pool of processes, forked when they are needed."""
 
-    Parameters
-    ----------
-    at_once
-        Calls that run at the same time; others wait.
-    groups
-        Where each process has a control group; None: nowhere.
-    """
-
-    def __init__(self, at_once: int = MAX_PROCESSES, groups: CgroupTree | None = None) -> None:
+    def __init__(
+        self,
+        at_once: int = MAX_PROCESSES,  # calls that run at the same time; others wait
+        groups: CgroupTree | None = None,  # where each process has a control group; None: nowhere
+    ) -> None:
         self._free = asyncio.Semaphore(at_once)
         self._most_idle = at_once
         self._groups = groups

@@ -47,18 +47,12 @@ class WeightsOwner(Protocol):
 
 
 class WeightKeeper:
-    """Carries out the scheduler's orders; every order is answered once, unless a newer one replaces it.
-
-    Parameters
-    ----------
-    directory
-        The node's directory of fetched weights, shared with the other workers of the node.
-    """
+    """Carries out the scheduler's orders; every order is answered once, unless a newer one replaces it."""
 
     def __init__(
         self,
         owner: WeightsOwner,
-        directory: Path,
+        directory: Path,  # the node's directory of fetched weights, shared with the other workers of the node
         report: Callable[[Report], None],
         background: BackgroundTasks,
     ) -> None:

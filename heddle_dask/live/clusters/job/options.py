@@ -41,20 +41,17 @@ class JobOptions:
     workers: int = 1  # number of Dask workers; each rollout worker may host one engine
     tp_degree: int = 1  # GPUs of each rollout worker
     cpus: int = 1  # CPUs that the actions of each tool worker may use
-    # Seconds until the job ends; None: the batch system is asked.
-    ends_in_s: float | None = None
+    ends_in_s: float | None = None  # seconds until the job ends; None: the batch system is asked
     drain_s: float = 120.0  # the drain begins so many seconds before the end
     kill_wait_s: float = 25.0  # after SIGTERM the job is expected to be killed no earlier than this
     # `interface`, `host`: network interface or address of the workers; without both, the address from which the
     # scheduler is reached.
     interface: str | None = None
     host: str | None = None
-    # First and last port of workers and nannies; None: any.
-    worker_ports: tuple[int, int] | None = None
+    worker_ports: tuple[int, int] | None = None  # first and last port of workers and nannies; None: any
     # Where the directory of this job is made, and removed at its end; None: the directory for temporary files.
     scratch: Path | None = None
-    # Directory of the workers' and engines' logs; None: with the scratch.
-    logs: Path | None = None
+    logs: Path | None = None  # directory of the workers' and engines' logs; None: with the scratch
     tls: WorkerTls | None = None
     connect_s: float = 30.0
 

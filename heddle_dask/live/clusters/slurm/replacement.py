@@ -37,8 +37,7 @@ class Observation:
 
     phase: JobPhase
     reason: str = ""  # why it is pending, refused, or has ended
-    # When its walltime ends; None where that is unknown.
-    ends_s: float | None = None
+    ends_s: float | None = None  # when its walltime ends; None where that is unknown
     # Whether an end was to be expected: the job left by itself, or its walltime has passed.
     planned: bool = False
 

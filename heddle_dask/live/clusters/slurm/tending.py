@@ -39,32 +39,20 @@ _TAKES_S = 60.0
 
 
 class Tending:
-    """One pass after the other until it is stopped.
-
-    Parameters
-    ----------
-    cluster
-        Whose jobs are tended: they are the entries of its `worker_spec`.
-    queue
-        The batch system.
-    job_spec
-        What the cluster needs to start a job of this name.
-    cancel_jobs
-        Cancels the SLURM jobs among these; the other jobs are ended when they are closed.
-    note
-        Takes a line about what has become of a job.
-    """
+    """One pass after the other until it is stopped."""
 
     def __init__(
         self,
-        cluster: SupervisedCluster,
+        cluster: SupervisedCluster,  # whose jobs are tended: they are the entries of its `worker_spec`
         plan: ClusterPlan,
         rule: ScalingRule,
         *,
-        queue: SlurmQueue,
+        queue: SlurmQueue,  # the batch system
+        # What the cluster needs to start a job of this name.
         job_spec: Callable[[WorkerGroup, str], dict[str, Any]],
+        # Cancels the SLURM jobs among these; the other jobs are ended when they are closed.
         cancel_jobs: Callable[[list[str]], Awaitable[None]],
-        note: Callable[[str], None],
+        note: Callable[[str], None],  # takes a line about what has become of a job
     ) -> None:
         self._cluster = cluster
         self._queue = queue

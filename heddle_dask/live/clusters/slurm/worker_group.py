@@ -80,19 +80,15 @@ class WorkerGroup:
     gres: str | None = None
     constraint: str | None = None
     cpus: int = 1  # CPUs of a job
-    # Memory of a job; None: the partition's default.
-    memory_bytes: int | None = None
-    walltime_s: float | None = None  # none: the partition's default; workers ask SLURM when their job ends
+    memory_bytes: int | None = None  # memory of a job; None: the partition's default
+    walltime_s: float | None = None  # None: the partition's default; workers ask SLURM when their job ends
     engines: int = 0  # rollout group: engines of one job, each in a worker of its own, with GPUs of its own
-    # Rollout group: GPUs of each engine.
-    tp_degree: int = 0
-    # Tool group: CPUs of a job that actions may use; all of them unless given.
-    tool_cpus: int = 0
+    tp_degree: int = 0  # rollout group: GPUs of each engine
+    tool_cpus: int = 0  # tool group: CPUs of a job that actions may use; all of them unless given
     # `minimum`, `maximum`: jobs. The group is scaled between them by demand.
     minimum: int = 1
     maximum: int | None = None
-    # Jobs at the start; None: `minimum`.
-    initial: int | None = None
+    initial: int | None = None  # jobs at the start; None: `minimum`
     prologue: tuple[str, ...] = ()  # lines of shell before the worker, such as ``module load cuda``
     directives: tuple[str, ...] = ()  # further options of ``sbatch``, such as ``--exclusive``
     container: Container | None = None
@@ -257,8 +253,7 @@ class ClusterPlan:
     interface: str | None = None  # network interface of scheduler and workers, such as ``ib0``
     # Address or name by which workers reach the scheduler, where `interface` does not say it.
     host: str | None = None
-    # First and last port on which workers listen; None: any.
-    worker_ports: tuple[int, int] | None = None
+    worker_ports: tuple[int, int] | None = None  # first and last port on which workers listen; None: any
     scheduler_port: int = 0  # 0: any
     # Directory on node-local disk, in which each job has one of its own, which is removed after it. The node expands
     # variables: ``$TMPDIR``.

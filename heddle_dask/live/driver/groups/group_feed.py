@@ -82,21 +82,14 @@ class GroupPort:
 
 
 class GroupFeed:
-    """The groups of one stream; implements `runner.AttemptFeed`.
-
-    Parameters
-    ----------
-    seed
-        Of the run.
-    counts, counted
-        As for `GroupLedger`; `counted` None: as the journal of a resumed run says.
-    """
+    """The groups of one stream; implements `runner.AttemptFeed`."""
 
     def __init__(
         self,
         source: TaskSource,
         plan: GroupPlan,
-        seed: int,
+        seed: int,  # of the run
+        # `counts`, `counted`: as for `GroupLedger`; `counted` None: as the journal of a resumed run says.
         counts: Callable[[FinishedGroup], bool] = lambda group: True,
         counted: int | None = None,
     ) -> None:

@@ -78,15 +78,13 @@ def unfinished_reward(metadata: Mapping[str, Any]) -> Reward:
 
 
 class EnvironmentFailures:
-    """Counts the failures of one run.
+    """Counts the failures of one run."""
 
-    Parameters
-    ----------
-    note
-        Takes one line for each task that is quarantined.
-    """
-
-    def __init__(self, retries: RetryPolicy, note: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        retries: RetryPolicy,
+        note: Callable[[str], None] = lambda line: None,  # takes one line for each task that is quarantined
+    ) -> None:
         self._retries = retries
         self._note = note
         self._in_a_row: Counter[str] = Counter()

@@ -42,13 +42,7 @@ class EndedAttempt:
 
 
 class ProgramRuns:
-    """Runs programs of one session.
-
-    Parameters
-    ----------
-    retry_lost_tools
-        Whether an action whose machines were lost is a failure of the environment; else it fails the trajectory.
-    """
+    """Runs programs of one session."""
 
     def __init__(
         self,
@@ -57,6 +51,7 @@ class ProgramRuns:
         admission: Announcer,
         failures: EnvironmentFailures,
         *,
+        # Whether an action whose machines were lost is a failure of the environment; else it fails the trajectory.
         retry_lost_tools: bool,
     ) -> None:
         self._client = client

@@ -79,26 +79,19 @@ class ListFeed:
 
 
 class Driver:
-    """Runs attempts through one session.
-
-    Parameters
-    ----------
-    channel
-        Its `failed` becomes done with an exception when the control plane has failed.
-    members
-        Of each group, as many as are rewarded together where an environment rewards groups; None: all. With a number,
-        actions whose machines were lost are failures of the environment.
-    note
-        Takes one line for each thing that the user should know.
-    """
+    """Runs attempts through one session."""
 
     def __init__(
         self,
         client: Client,
         services: Services,
         writer: RunWriter | None,
+        # Its `failed` becomes done with an exception when the control plane has failed.
         channel: ControlChannel,
+        # Of each group, as many as are rewarded together where an environment rewards groups; None: all. With a
+        # number, actions whose machines were lost are failures of the environment.
         members: int | None = None,
+        # Takes one line for each thing that the user should know.
         note: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._services = services

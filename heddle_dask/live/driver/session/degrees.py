@@ -52,31 +52,20 @@ def degrees_to_price(asked: AskedDegrees) -> tuple[int, ...]:
 
 
 class EngineDegrees:
-    """Keeps the engines of one session at the TP degrees asked for.
-
-    Parameters
-    ----------
-    engines
-        How many workers that can host one must be there first; None: at least one, and all that are tagged.
-    seed
-        Of the search.
-    told_apart
-        Whether the strategies know which trajectory is a long one.
-    note
-        Takes a line for each decision and each thing that is waited for.
-    """
+    """Keeps the engines of one session at the TP degrees asked for."""
 
     def __init__(
         self,
         client: Client,
         specs: TpDegreeSpecs,
         *,
+        # How many workers that can host one must be there first; None: at least one, and all that are tagged.
         engines: int | None,
         patience: Patience,
         max_context_tokens: int,
-        seed: int,
-        told_apart: bool,
-        note: Callable[[str], None],
+        seed: int,  # of the search
+        told_apart: bool,  # whether the strategies know which trajectory is a long one
+        note: Callable[[str], None],  # takes a line for each decision and each thing that is waited for
     ) -> None:
         self._client = client
         self._session = ""
