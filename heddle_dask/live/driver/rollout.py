@@ -19,7 +19,7 @@ from heddle_dask.environments.task_sources import TaskSource
 from heddle_dask.live.driver.batch import Batch, BatchTally, rollout_html, stream_sync
 from heddle_dask.live.driver.connection.capacity import check_context, hardware_of, longest_context
 from heddle_dask.live.driver.connection.encryption import warn_if_unencrypted
-from heddle_dask.live.driver.connection.sandbox_check import check_sandbox, checked_policy
+from heddle_dask.live.driver.connection.sandbox_check import check_sandbox
 from heddle_dask.live.driver.files.continuation import source_list, task_list
 from heddle_dask.live.driver.files.resume import batch_prefix
 from heddle_dask.live.driver.files.run_files import RunFiles, software_versions
@@ -135,7 +135,6 @@ class Rollout:
         self._output = Output.of(out)
         told = None if self._output is None else self._output.telemetry
         self._telemetry = given_or_default("telemetry", Telemetry, told)
-        checked_policy(self.budget.sandbox)
         self._sandbox: Mapping[str, str] = {}
         self.environment = environment_of(env)
         self._model = LoadedModel.load(ChatModel.of(model), on_progress)

@@ -84,12 +84,7 @@ class ClusterControl:
         return [session.session_id for session in self._sessions.values()]
 
     def check_services(self, declared: Iterable[DeclaredService]) -> None:
-        """Refuse a model service whose name another run has given to another model.
-
-        Raises
-        ------
-        BadInput
-        """
+        """Refuse a model service whose name another run has given to another model."""
         for each in declared:
             name = each.facts.name
             if self.services.get(name, each.spec) != each.spec:

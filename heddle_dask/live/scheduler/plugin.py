@@ -102,7 +102,9 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.take(workers.EngineWorkerReport, self.engine_worker)
         handlers.take(workers.GpusReturnedReport, self.engine_plugin_ended)
         handlers.take(workers.EngineReadyReport, self.engine_ready)
-        handlers.take(workers.EngineStartFailedReport, self.engine_start_failed)
+        handlers.take(
+            workers.EngineStartFailedReport, lambda worker, report: self._start_failed(worker, report.reason)
+        )
         handlers.take(workers.HostReadyReport, self.host_ready)
         handlers.take(workers.ActionPayloadWantedReport, self.payload_wanted)
         handlers.take(driver.TrajectoriesEndedReport, self.trajectories_ended)
@@ -412,10 +414,6 @@ class HeddleScheduler(SchedulerPlugin):
         if self._registry.engines.pop(event.engine_id, None) is not None and self._control is not None:
             self._control.engine_died(event)
 
-    def engine_start_failed(self, worker: str, report: workers.EngineStartFailedReport) -> None:
-        """An engine did not start: a driver that waits for capacity reads it there."""
-        self._start_failed(worker, report.reason)
-
     def weights_fetched(self, session: str, event: ev.WeightsFetched) -> None:
         """An engine has weights at hand, or could not get them."""
         if self._control is not None:
@@ -462,6 +460,7 @@ class HeddleScheduler(SchedulerPlugin):
             self._control.tell(event)
 
     def _start_failed(self, worker: str, reason: str) -> None:
+        """An engine did not start: a driver that waits for capacity reads it there."""
         self._registry.start_failures[worker] = reason
 
     # -- of one session ----------------------------------------------------------------------------

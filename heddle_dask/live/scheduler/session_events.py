@@ -165,7 +165,8 @@ class SessionEvents:
             if known is not None and not told and self.session.predictions is not None:
                 self.session.predictions.ended(known, status)
             if self.control.watched is not None:
-                self.control.watched.name_cause(self.session.names.of(trajectory_id), ended.cause)
+                history = self.control.watched.history
+                history.name_cause(self.session.names.of(trajectory_id), ended.cause)
             self._feed(ended.event)
 
     # -- of drivers and workers --------------------------------------------------------------------

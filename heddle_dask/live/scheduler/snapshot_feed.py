@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from heddle_dask.core.commands import Command
 from heddle_dask.core.events import Event
-from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.views.history.history_pictures import PictureLimits, picture_of
 from heddle_dask.views.history.run_history import RunHistory
@@ -57,10 +56,6 @@ class WatchedSession:
         except Exception:
             self.lines_missing = 1
             _LOG.exception("the history of session %s stops: %r", self.session_id, event)
-
-    def name_cause(self, trajectory_id: TrajectoryId, cause: str) -> None:
-        """Why the trajectory is about to end."""
-        self.history.name_cause(trajectory_id, cause)
 
     @property
     def now_s(self) -> float:

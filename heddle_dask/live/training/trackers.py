@@ -105,12 +105,7 @@ TRACKERS: Final[Mapping[str, Callable[[Path, Mapping[str, Any]], Tracker]]] = {
 
 
 def check_tracker(name: str) -> None:
-    """Refuse a tracker that is unknown or not installed.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse a tracker that is unknown or not installed."""
     if name not in TRACKERS:
         raise BadInput(f"--report-to {name}: use {', '.join(TRACKERS)}")
     if find_spec(name) is None:

@@ -80,11 +80,6 @@ class CpuPool:
         found = find_cgroups(delegated=os.environ.get(CGROUP_VARIABLE))
         return cls(cpus, limit_bytes, Path(worker.local_directory) / "actions", claims_directory(), found)
 
-    @property
-    def free_cores(self) -> int:
-        """Cores that no action has; 0 where actions share cores."""
-        return self._allocator.free
-
     async def take(self, lease: CoreLease, call: ActionCall) -> None:
         """Give an action its cores; a plain function gets a scratch directory too.
 

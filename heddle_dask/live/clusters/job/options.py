@@ -80,12 +80,7 @@ class JobOptions:
         return ["--worker-port", ports, "--nanny-port", ports]
 
     def check(self) -> None:
-        """Refuse what cannot work.
-
-        Raises
-        ------
-        BadInput
-        """
+        """Refuse what cannot work."""
         if self.interface is not None and self.host is not None:
             raise BadInput(f"--interface {self.interface} and --host {self.host}: give one of them")
         if self.ends_in_s is not None and not (math.isfinite(self.ends_in_s) and self.ends_in_s > 0):

@@ -142,12 +142,7 @@ class SlurmCluster(SupervisedCluster):
             await self._close()
 
     async def _check(self) -> None:
-        """Refuse what SLURM would refuse, before anything is started or written.
-
-        Raises
-        ------
-        BadInput
-        """
+        """Refuse what SLURM would refuse, before anything is started or written."""
         groups = self.cluster_plan.groups.values()
         if self.cluster_plan.backend == "srun" and not (
             "SLURM_JOB_ID" in os.environ and shutil.which("srun")

@@ -229,12 +229,7 @@ class WorkerGroup:
 
 
 def check_group_name(name: str) -> None:
-    """Refuse a name that is none, or could be that of a job of another group.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse a name that is none, or could be that of a job of another group."""
     if not _NAME.fullmatch(name) or len(name) > 40:
         raise BadInput(
             f"group {name!r}: a name is at most 40 letters, digits, _ and -, begins with a letter, and has a letter "

@@ -103,13 +103,7 @@ def recorded_sessions(run: str | Path, *, import_strategies: bool = False) -> li
 
 
 def check_imported(overrides: Sequence[str], import_strategies: bool) -> None:
-    """Refuse strategies of other packages that may not be imported.
-
-    Raises
-    ------
-    BadInput
-        There is one.
-    """
+    """Refuse strategies of other packages that may not be imported."""
     imported = imported_names(overrides)
     if imported and not import_strategies:
         raise BadInput(

@@ -32,11 +32,6 @@ class Ending:
     reward_cause: str = ""
     reward_detail: str = ""
 
-    @property
-    def environment_failed(self) -> bool:
-        """Whether neither the agent nor the task is to blame, so that the trajectory is attempted again."""
-        return self.cause == "environment"
-
 
 def ending_of(error: BaseException, *, lost_tools: bool) -> Ending:
     """How a program ended that raised this.

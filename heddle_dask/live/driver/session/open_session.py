@@ -230,13 +230,7 @@ def check_shared(spec: EngineSpec, engines: Sequence[ReadyEngine], other: str, w
 
 
 def check_logprobs(spec: EngineSpec, engines: Sequence[ReadyEngine]) -> None:
-    """Refuse engines that return other logprobs than `spec` says: the run would record them as those.
-
-    Raises
-    ------
-    BadInput
-        There is one.
-    """
+    """Refuse engines that return other logprobs than `spec` says: the run would record them as those."""
     asked = spec.options.logprobs
     others = [ready for ready in engines if ready.logprobs != asked]
     if others:

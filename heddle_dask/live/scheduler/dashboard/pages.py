@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from distributed import Scheduler
 
@@ -21,7 +22,7 @@ from heddle_dask.live.scheduler.dashboard.panels.live import LivePanel
 from heddle_dask.live.scheduler.dashboard.panels.moves import MovesPanel
 from heddle_dask.live.scheduler.dashboard.panels.timeline import TimelinePanel
 from heddle_dask.live.scheduler.dashboard.panels.training import TrainingPanel
-from heddle_dask.live.scheduler.dashboard.source import latest_snapshot, views_of
+from heddle_dask.live.scheduler.dashboard.view import Views
 from heddle_dask.views.history.run_snapshot import RunSnapshot
 
 PANELS: tuple[type[Panel], ...] = (
@@ -38,7 +39,11 @@ PANELS: tuple[type[Panel], ...] = (
 # The snapshot itself is taken at its own interval; a tab only looks whether there is a new one.
 LOOK_EVERY_MS = 250
 
+PLUGIN_NAME = "heddle"
+
 _log = logging.getLogger(__name__)
+# Of the latest snapshot of each scheduler, common to all tabs.
+_views: WeakKeyDictionary[Scheduler, Views] = WeakKeyDictionary()
 
 
 class OpenPage:
@@ -61,10 +66,11 @@ class OpenPage:
             _log.exception("a tab of the heddle page is not updated any more")
 
     def _update(self) -> None:
-        snapshot = latest_snapshot(self._scheduler)
+        plugin: Any = self._scheduler.plugins.get(PLUGIN_NAME)
+        snapshot: RunSnapshot | None = None if plugin is None else plugin.snapshots.latest()
         if snapshot is None or snapshot is self._shown:
             return
-        views = views_of(self._scheduler)
+        views = _views.setdefault(self._scheduler, Views())
         # The first panel is the headline. It comes last: the offset there tells that all others have arrived.
         for panel in reversed(self.panels):
             panel.show(views.of(type(panel).make, snapshot), snapshot)

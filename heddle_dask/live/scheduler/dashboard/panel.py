@@ -32,6 +32,7 @@ class Panel:
         self._heading.text = f'<h2>{self.title}</h2><div class="empty">{_NO_PLUGIN}</div>'
         self._shown = View("", empty=_NO_PLUGIN)
         self.sources: dict[str, ColumnDataSource] = {}
+        self._table: Div | None = None  # for subclasses: shows the table of the view
         self._body = column(*self.body(), sizing_mode="stretch_both", spacing=2, visible=False)
         # The Bokeh model of the whole panel.
         self.root = column(
@@ -55,6 +56,8 @@ class Panel:
         if view.empty != self._shown.empty:
             # Axes without data say nothing: they go until there is some.
             self._body.visible = not view.empty
+        if self._table is not None and view.html != self._shown.html:
+            self._table.text = view.html
         self.adjust(view, self._shown)
         self._shown = view
 

@@ -88,7 +88,6 @@ class ActionsPanel(Panel):
     make = staticmethod(actions_view)
 
     def body(self) -> Sequence[Any]:
-        """A chart, and the table below."""
         source = self.source("pools", list(_columns([])))
         self._rows, self._labels = Range1d(start=2, end=0), RowLabels()
         chart = self.chart("CPUs; behind them, waiting actions", "", y_range=self._rows, tools="", height=130)
@@ -121,10 +120,7 @@ class ActionsPanel(Panel):
         return (chart, self._table)
 
     def adjust(self, view: View, before: View) -> None:
-        """Label the rows, and replace the table."""
         if view.rows != before.rows:
             self._labels.show(view.rows)
             self._rows.start = max(len(view.rows), 1)
             self._chart.height = 70 + 26 * max(len(view.rows), 1)
-        if view.html != before.html:
-            self._table.text = view.html

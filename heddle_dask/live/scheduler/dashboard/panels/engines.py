@@ -117,7 +117,6 @@ class EnginesPanel(Panel):
     make = staticmethod(engines_view)
 
     def body(self) -> Sequence[Any]:
-        """Two charts with common rows."""
         source = self.source("engines", list(_columns([], [])))
         self._ticks = RowLabels()
         rows = Range1d(start=8, end=0)
@@ -146,7 +145,6 @@ class EnginesPanel(Panel):
         return (row(steps, kv, sizing_mode="stretch_both"),)
 
     def adjust(self, view: View, before: View) -> None:
-        """Label the rows."""
         if view.rows != before.rows:
             self._ticks.show(view.rows)
             # Few engines have bars of a common height, and white below.

@@ -58,11 +58,5 @@ class FailuresPanel(Panel):
     make = staticmethod(failures_view)
 
     def body(self) -> Sequence[Any]:
-        """The table."""
         self._table = html_block("heddle-failures-table")
         return (self._table,)
-
-    def adjust(self, view: View, before: View) -> None:
-        """Replace the table."""
-        if view.html != before.html:
-            self._table.text = view.html

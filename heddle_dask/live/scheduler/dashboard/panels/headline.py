@@ -102,5 +102,4 @@ class Headline(Panel):
     make = staticmethod(headline_view)
 
     def body(self) -> Sequence[Any]:
-        """Only the heading."""
         return ()

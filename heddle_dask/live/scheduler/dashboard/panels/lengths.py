@@ -88,7 +88,6 @@ class LengthsPanel(Panel):
     make = staticmethod(lengths_view)
 
     def body(self) -> Sequence[Any]:
-        """One chart with logarithmic axes."""
         before = self.source("before", ["predicted", "actual"])
         after = self.source("after", ["predicted", "actual"])
         exact = self.source("exact", ["tokens"])

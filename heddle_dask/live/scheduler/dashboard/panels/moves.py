@@ -65,7 +65,6 @@ class MovesPanel(Panel):
     make = staticmethod(moves_view)
 
     def body(self) -> Sequence[Any]:
-        """A chart, and the table below."""
         source = self.source("totals", ["at", "moves", "preemptions"])
         chart = self.chart("seconds since the session began", "total so far")
         for name, colour in (("moves", style.MOVE), ("preemptions", style.QUEUED)):
@@ -80,8 +79,3 @@ class MovesPanel(Panel):
         chart.add_tools(HoverTool(tooltips=tooltip, renderers=[hidden], mode="vline"))
         self._table = html_block("heddle-moves-table")
         return (chart, self._table)
-
-    def adjust(self, view: View, before: View) -> None:
-        """Replace the table."""
-        if view.html != before.html:
-            self._table.text = view.html

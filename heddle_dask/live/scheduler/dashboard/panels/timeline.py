@@ -164,7 +164,6 @@ class TimelinePanel(Panel):
     make = staticmethod(timeline_view)
 
     def body(self) -> Sequence[Any]:
-        """One chart."""
         segments = self.source("segments", ["row", "left", "right", "colour"])
         ends = self.source("ends", list(_NOWHERE))
         ends.data = dict(_NOWHERE)
@@ -189,7 +188,6 @@ class TimelinePanel(Panel):
         return (chart,)
 
     def adjust(self, view: View, before: View) -> None:
-        """Label the rows."""
         if view.rows != before.rows:
             self._labels.show(view.rows)
             self._rows.start = max(len(view.rows), 12)

@@ -75,7 +75,6 @@ class TrainingPanel(Panel):
     make = staticmethod(training_view)
 
     def body(self) -> Sequence[Any]:
-        """A chart, and the figures below."""
         columns = ["step", "value"]
         batch, held_out = self.source(REWARD, columns), self.source(HELD_OUT, columns)
         chart = self.chart(
@@ -97,10 +96,5 @@ class TrainingPanel(Panel):
         chart.add_tools(
             HoverTool(tooltips=[("step", "@step{0,0}"), ("reward", "@value{0.000}")], renderers=[dots, rings])
         )
-        self._figures = html_block("heddle-training-figures")
-        return (chart, self._figures)
-
-    def adjust(self, view: View, before: View) -> None:
-        """Replace the figures."""
-        if view.html != before.html:
-            self._figures.text = view.html
+        self._table = html_block("heddle-training-figures")
+        return (chart, self._table)
