@@ -27,8 +27,6 @@ _LEARNT = ("xgboost", "group history", "prompt only")
 
 
 class DegreePlanning:
-    """Carries out the commands `PlanDegrees` and `DeployEngines` of one session."""
-
     def __init__(
         self,
         session: Session,

@@ -21,8 +21,6 @@ Order = tuple[EngineAssignment, Mapping[str, Any]]
 
 
 class EngineDeployment:
-    """The scheduler's register of engine workers and of what each has to host."""
-
     def __init__(
         self,
         # Sends an engine spec, or None for no engine, to the worker at an address; returns when its old engine has

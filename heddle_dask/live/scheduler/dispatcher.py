@@ -35,8 +35,6 @@ _OfHost = cmd.CloseSandbox | cmd.EvictService | cmd.DropServiceCopy
 
 
 class Dispatcher:
-    """Carries out the commands of one session."""
-
     def __init__(
         self,
         scheduler: Scheduler,

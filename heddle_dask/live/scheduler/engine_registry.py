@@ -11,8 +11,6 @@ from heddle_dask.live.wire.driver_messages import ReadyEngine
 
 @dataclass(slots=True)
 class EngineRegistry:
-    """The scheduler's register of engines and hosts."""
-
     # `engines`, `hosts`: those that answer, with the address of their Dask worker.
     engines: dict[EngineId, tuple[str, EngineDescription]] = field(default_factory=dict)
     hosts: dict[HostId, tuple[str, HostDescription]] = field(default_factory=dict)

@@ -16,8 +16,6 @@ from heddle_dask.strategies.tp_degrees.assignment import EngineWorker, free_gpus
 
 
 class GpuSeats:
-    """The scheduler's register of who has which GPUs."""
-
     def __init__(
         self,
         # Sends an engine spec to the worker at an address. Raises OSError when the worker has gone.
@@ -57,7 +55,6 @@ class GpuSeats:
         self._taken.pop(worker, None)
 
     def _seat(self) -> None:
-        """Give every worker that waits its GPUs, in the order in which they asked."""
         for worker, report in self._asked.items():
             if worker in self._taken or report.wants is None:
                 continue

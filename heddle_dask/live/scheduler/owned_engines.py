@@ -13,8 +13,6 @@ End = Callable[[], Awaitable[None]]
 
 
 class OwnedEngines:
-    """Which client owns the engines, if any."""
-
     def __init__(self, end: End) -> None:
         self._end = end
         self._owner = ""

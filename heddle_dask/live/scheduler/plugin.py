@@ -215,7 +215,6 @@ class HeddleScheduler(SchedulerPlugin):
             self._clear_services()
 
     def _others(self, session_id: str) -> list[Session]:
-        """The open sessions besides that one."""
         sessions = [] if self._control is None else self._control.open_sessions
         return [session for session in sessions if session.session_id != session_id]
 

@@ -19,8 +19,6 @@ from heddle_dask.predictors.service import PredictionService
 
 
 class Predictions:
-    """One session's predictor."""
-
     def __init__(
         self,
         predictor: Predictor,

@@ -44,8 +44,6 @@ class Closes(Protocol):
 
 
 class Session:
-    """State of one session on the scheduler."""
-
     def __init__(
         self,
         session_id: str,

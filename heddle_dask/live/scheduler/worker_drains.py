@@ -33,8 +33,6 @@ _RETIRE_S = 30.0
 
 @dataclass(slots=True)
 class _Drain:
-    """One worker that drains."""
-
     name: str
     began_s: float
     ends_s: float  # when it must have left, on the monotonic clock
@@ -52,8 +50,6 @@ class _Drain:
 
 
 class WorkerDrains:
-    """The scheduler's register of workers that drain."""
-
     def __init__(
         self,
         registry: EngineRegistry,

@@ -30,8 +30,6 @@ class NoEngineUpdated(HeddleError):
 
 
 class WeightControl:
-    """The weights of one training on its engines."""
-
     def __init__(
         self,
         client: Client,

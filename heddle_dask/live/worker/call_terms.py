@@ -18,8 +18,6 @@ _FULL = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class CallTerms:
-    """What a process sets for itself."""
-
     cpus: int = 1  # number of CPUs of the call
     cores: tuple[int, ...] = ()  # cores on which all its threads run; empty: those that they have
     variables: Mapping[str, str] = field(default_factory=dict)  # environment variables

@@ -58,8 +58,6 @@ class EngineOwner(Protocol):
 
 
 class ContextMover:
-    """Brings contexts to one rollout worker, and hands them to others."""
-
     def __init__(self, owner: EngineOwner, contexts: ContextCache, report: Callable[[Message], None]) -> None:
         self._owner = owner
         self._contexts = contexts

@@ -42,8 +42,6 @@ class CoreLease:
 
 
 class CpuPool:
-    """Cores, memory and scratch space of a tool worker."""
-
     def __init__(
         self,
         # Declared CPUs. Where these are more than the worker has cores for itself, its actions share cores.

@@ -61,8 +61,6 @@ class Watch:
 
 
 class EngineHost:
-    """Supervises one engine."""
-
     def __init__(
         self,
         spec: EngineSpec,

@@ -28,8 +28,6 @@ def _nothing() -> None:
 
 @dataclass(slots=True, eq=False)
 class RunningCall:
-    """One call of a plain function."""
-
     terms: CallTerms = field(default_factory=CallTerms)  # what its process sets for itself
     cores: tuple[int, ...] = ()  # the cores that are its alone; empty: it shares those of its worker
     memory_bytes: int = 0  # limit of the memory of all its processes; 0: none

@@ -193,7 +193,6 @@ class ToolProcesses:
                     call.printed = process.printed.end()
 
     def _confine(self, process: _Process, call: RunningCall) -> None:
-        """Give the process the cores and the limits of this call, where the kernel enforces them."""
         process.cpus = call.terms.cpus
         group = process.group
         if group is not None:

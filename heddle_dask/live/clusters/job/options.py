@@ -33,8 +33,6 @@ class WorkerTls:
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """What one job hosts."""
-
     address: str  # of the Dask scheduler
     name: str
     role: Role = "rollout"

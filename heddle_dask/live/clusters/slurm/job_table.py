@@ -24,8 +24,6 @@ def worker_names(group: WorkerGroup, job_name: str) -> tuple[str, ...]:
 
 
 class JobTable:
-    """Records of all jobs of a plan."""
-
     def __init__(self, plan: ClusterPlan) -> None:
         self._plan = plan
         self._numbers = dict.fromkeys(plan.groups, 0)

@@ -37,8 +37,6 @@ class SlurmFailed(HeddleError):
 
 
 class SlurmQueue:
-    """The batch system as the driver sees it."""
-
     def __init__(self) -> None:
         self.squeue_calls = 0  # how often it was asked: sites limit this
 

@@ -259,7 +259,6 @@ class Tending:
         return False
 
     async def _drain(self, job: JobRecord) -> None:
-        """Have the scheduler move away what the job's workers hold, then close the job."""
         group = self._plan.groups[job.group]
         names = worker_names(group, job.name)
         late: tuple[str, ...] = names

@@ -125,7 +125,6 @@ class WorkerGroup:
             raise BadInput(f"group {self.name}: {error}") from None
 
     def _complete(self) -> None:
-        """Give the fields that depend on others their value."""
         check_choice("role", self.role, ROLES)
         check_count("cpus", self.cpus)
         for name in ("engines", "tp_degree", "tool_cpus", "minimum"):

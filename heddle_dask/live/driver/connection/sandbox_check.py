@@ -113,7 +113,6 @@ async def _tool_sandboxes(client: Client, patience_s: float) -> dict[str, Worker
 
 
 async def _tool_jobs_coming(client: Client) -> bool:
-    """Whether jobs with tool workers queue or start."""
     try:
         queued = (await ask_scheduler(client, GetCapacity())).queued
     except (

@@ -296,7 +296,6 @@ class Submitter:
 
 
 def _parts(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
-    """The rows in their order, each part small enough for one graph."""
     first = taken_bytes = 0
     for number, row in enumerate(rows):
         if number > first and taken_bytes + row.call.body_bytes > GRAPH_BYTES:

@@ -28,8 +28,6 @@ GROUP_LINES = frozenset({"group-opened", "group-closed", "groups-evicted", "task
 
 
 class RunFiles:
-    """Opens, fills and closes the files of one session."""
-
     def __init__(
         self,
         output: Output | None,  # None: there are no files, and every method does nothing

@@ -229,7 +229,6 @@ class GroupFeed:
         return attempts
 
     def _has_room(self, pulled: int) -> bool:
-        """Whether engines, credits and consumer can use one more group."""
         assert self._port is not None
         attempts = self._plan.attempts
         most = self._plan.max_running or max(2 * self._port.slots, attempts)
@@ -304,7 +303,6 @@ class GroupFeed:
                         self._journal("group-closed", group_id, counts=0, cause=cause, **extra)
 
     def _repeat_of(self, group_id: str) -> GroupStart | None:
-        """The start that follows a group which became too old."""
         for start in self.ledger.repeats:
             if GroupStart(start.position, start.repeat - 1, start.prefix).group_id == group_id:
                 return start

@@ -27,8 +27,6 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model directory with its chat template."""
-
     path: str  # model directory
     chat_template_kwargs: Mapping[str, Any]
     template: ChatTemplate

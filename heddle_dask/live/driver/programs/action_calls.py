@@ -150,7 +150,6 @@ class ActionCalls:
 
 
 def _replayed(call: str, index: int, name: str, body: Mapping[str, Any]) -> tuple[ActionOutcome, Any]:
-    """A journalled outcome and its value."""
     if body["label"] != name:
         raise ReplayDiverged(f"action {index} is {name}; the journal holds {body['label']}")
     outcome = action_from_body(body)

@@ -17,8 +17,6 @@ SUBMITTED_AT_ONCE = 1000
 
 
 class Announcer:
-    """The trajectories of one driver that are announced."""
-
     def __init__(
         self,
         client: Client,

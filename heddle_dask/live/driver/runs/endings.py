@@ -23,8 +23,6 @@ _MOST_DOUBLINGS = 6
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a program ended."""
-
     status: Status
     cause: Cause = ""
     detail: str = ""
@@ -73,8 +71,6 @@ def unfinished_reward(metadata: Mapping[str, Any]) -> Reward:
 
 
 class EnvironmentFailures:
-    """Counts the failures of one run."""
-
     def __init__(
         self,
         retries: RetryPolicy,

@@ -32,8 +32,6 @@ from heddle_dask.records.trajectory import ActionRecord, Cause, TrajectoryRecord
 
 @dataclass(frozen=True, slots=True)
 class EndedAttempt:
-    """What came of an attempt."""
-
     attempt: Attempt
     record: TrajectoryRecord
     lost_tokens: int = 0  # sampled before its environment failed, in attempts that do not count
@@ -42,8 +40,6 @@ class EndedAttempt:
 
 
 class ProgramRuns:
-    """Runs programs of one session."""
-
     def __init__(
         self,
         client: Client,

@@ -226,7 +226,6 @@ class Driver:
             return None
 
     async def _start(self, attempts: Sequence[Attempt]) -> None:
-        """Start attempts, and announce them."""
         if not attempts:
             return
         self.unfinished += len(attempts)

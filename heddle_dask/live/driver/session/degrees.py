@@ -52,8 +52,6 @@ def degrees_to_price(asked: AskedDegrees) -> tuple[int, ...]:
 
 
 class EngineDegrees:
-    """Keeps the engines of one session at the TP degrees asked for."""
-
     def __init__(
         self,
         client: Client,
@@ -155,7 +153,6 @@ class EngineDegrees:
     async def _provided(
         self, asked: tuple[int, ...], running: Sequence[int], attempts: Sequence[Attempt]
     ) -> EnginesProvided:
-        """The plan that the controller has deployed for this batch."""
         engines = {} if asked else self._specs.engines()
         default = self._specs.spec.tp_degree
         request = ProvideEngines(
@@ -184,7 +181,6 @@ class EngineDegrees:
         return tuple(specs)
 
     def _report(self, provided: EnginesProvided, trajectories: int) -> None:
-        """Note what was decided, and how many engines start."""
         plan = provided.plan
         listed = ",".join(map(str, plan.tp_degrees))
         if plan.source == "nothing":
