@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from heddle_dask.core.commands import Command
 from heddle_dask.core.controller import Controller
@@ -36,13 +36,6 @@ JOURNAL_LINES_KEPT = 200_000
 LAST_REPORTS_S = 1.0
 
 
-class Closes(Protocol):
-    """What works for a session."""
-
-    def close(self) -> None:
-        """The session has ended; a second call changes nothing."""
-
-
 class Session:
     def __init__(
         self,
@@ -66,7 +59,7 @@ class Session:
         # What ended the session before the driver did, in one line; empty while nothing has.
         self.stopped = ""
         self.predictions: Predictions | None = None
-        self.degrees: Closes | None = None
+        self.on_close: list[Callable[[], None]] = []  # what else ends with the session; may be called twice
         self._history: SpoolReader | None = None
         # Model services that the runs on the cluster have declared, as their hosts are told of them, by name.
         self.services: dict[str, Mapping[str, Any]] = {}
@@ -77,7 +70,6 @@ class Session:
         self.carry_out: Callable[[Command], None] = lambda command: None
         # Holds the session's tasks that Dask sent back to "no-worker" because their worker died; returns their keys.
         self.reclaim_stranded: Callable[[], Sequence[Key]] = lambda: ()
-        self.dispatcher: Closes | None = None
         self._journal: list[list[Any]] = []
         self._lines_missing = 0
         self._notices: list[Notice] = []
@@ -104,9 +96,10 @@ class Session:
         """Stop what runs beside the scheduler, and answer the driver's open poll."""
         self.closed = True
         self._due.set()
-        for beside in (self.predictions, self.degrees, self.dispatcher):
-            if beside is not None:
-                beside.close()
+        if self.predictions is not None:
+            self.predictions.close()
+        for close in self.on_close:
+            close()
 
     def stop(self, reason: str) -> None:
         """End the session for a reason (one line) that the driver is told."""

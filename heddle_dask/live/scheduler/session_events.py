@@ -74,7 +74,6 @@ class SessionEvents:
         self.session = session
         # Plans and deploys engines for the session.
         self.degrees = DegreePlanning(session, deployment, predictor, self.degrees_changed)
-        session.degrees = self.degrees
         session.services = control.services
         session.controller_name = control.name
         session.carry_out, session.reclaim_stranded = self.carry_out, self.reclaim_stranded
@@ -82,7 +81,7 @@ class SessionEvents:
         self._dispatcher = Dispatcher(
             scheduler, session, registry, self.degrees, self.take, released, control.time_reached
         )
-        session.dispatcher = self._dispatcher
+        session.on_close += [self.degrees.close, self._dispatcher.close]
 
     def _feed(self, event: ev.Event) -> None:
         """Hand an event of the session to the controller, stamped with the time."""
