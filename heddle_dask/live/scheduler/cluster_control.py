@@ -195,8 +195,8 @@ class ClusterControl:
             session.return_unawaited(keys)
 
     @steering
-    def engine_died(self, event: ev.EngineLost) -> None:
-        """An engine is gone, and its worker is not: each of its steps reports by itself."""
+    def tell_drivers_too(self, event: ev.EngineLost | ev.WeightsInstalled) -> None:
+        """An engine is gone, and its worker is not; or it samples with other weights, or could not load them."""
         self._notify(event)
         self.feed(self._stamped(event))
 
@@ -207,12 +207,6 @@ class ClusterControl:
         engine = self.controller.state.engines.get(event.engine_id)
         if event.cause and engine is not None and engine.weights.state is WeightsState.FAILED:
             self._notify(event)
-
-    @steering
-    def weights_installed(self, event: ev.WeightsInstalled) -> None:
-        """An engine samples with other weights, or could not load them."""
-        self._notify(event)
-        self.feed(self._stamped(event))
 
     @steering
     def engine_draining(self, engine_id: EngineId, ends_in_s: float) -> None:

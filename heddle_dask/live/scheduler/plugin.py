@@ -411,7 +411,7 @@ class HeddleScheduler(SchedulerPlugin):
     def engine_lost(self, session: str, event: ev.EngineLost) -> None:
         """The engine died under a living worker."""
         if self._registry.engines.pop(event.engine_id, None) is not None and self._control is not None:
-            self._control.engine_died(event)
+            self._control.tell_drivers_too(event)
 
     def weights_fetched(self, session: str, event: ev.WeightsFetched) -> None:
         """An engine has weights at hand, or could not get them."""
@@ -423,7 +423,7 @@ class HeddleScheduler(SchedulerPlugin):
         if not event.cause:
             self._registry.weights_installed(event.engine_id, event.version)
         if self._control is not None:
-            self._control.weights_installed(event)
+            self._control.tell_drivers_too(event)
 
     def engine_worker(self, worker: str, report: workers.EngineWorkerReport) -> None:
         """A worker waits for an order, or asks for GPUs for its own engine."""
