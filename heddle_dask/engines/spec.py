@@ -41,7 +41,10 @@ class EngineCommand:
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """Options that only one engine kind has; each kind derives its own. This class itself: the kind's defaults."""
+    """Options that only one engine kind has; each kind derives its own. This class itself: the kind's defaults.
+
+    `VllmOptions.logprobs` says which logprobs a step returns; so may the options of another kind.
+    """
 
     @property
     def cost(self) -> Mapping[str, Any] | None:

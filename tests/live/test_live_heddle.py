@@ -243,6 +243,7 @@ def plain_vllm(model_dir: str) -> list[Batch]:
 
 
 @pytest.mark.vllm
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_greedy_vllm_output_is_the_same_with_preemptions_and_moves(
     plain_vllm: list[Batch], model_dir: str, tmp_path: Path

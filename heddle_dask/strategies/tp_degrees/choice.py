@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from heddle_dask.core.errors import BadInput
 from heddle_dask.strategies.partition.work import Work, WorkEngine, WorkPlan
 from heddle_dask.strategies.tp_degrees.annealing import anneal, sorted_start
-from heddle_dask.strategies.tp_degrees.covering import earliest_state
 from heddle_dask.strategies.tp_degrees.degrees import (
     AvailableGpus,
     DegreeChoice,
@@ -63,10 +62,6 @@ def choose_degrees(
     known = _known(budget, running)
     starts = list(dict.fromkeys([sorted_start(budget, rng), *known]))
     tried = anneal(starts, lambda state: packing.seconds(state) + price_s(state), budget, settings, rng)
-    if budget.gpus <= settings.exact_gpus:
-        earlier = earliest_state(packing, budget, running, min(tried.values()))
-        if earlier is not None:
-            tried[earlier] = packing.seconds(earlier) + price_s(earlier)
     ends = sorted((s for s in tried if tried[s] < math.inf), key=lambda s: (tried[s], price_s(s), s))
     plans: dict[State, WorkPlan] = {}
     for state in dict.fromkeys([*ends[: settings.finalists], *(s for s in known if tried[s] < math.inf)]):

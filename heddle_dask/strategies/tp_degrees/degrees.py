@@ -90,20 +90,6 @@ class AvailableGpus:
         """The degrees of all engines, from the largest to the smallest."""
         return tuple(d for d, count in zip(self.tp_degrees, state, strict=True) for _ in range(count))
 
-    def filled(self, state: State, growing: Sequence[int] | None = None) -> State:
-        """`state` with further engines on the unused GPUs, the largest that fit first.
-
-        An additional engine makes no plan worse. If `growing` is given, only these degrees get more engines.
-        """
-        counts = list(state)
-        for at, degree in enumerate(self.tp_degrees):
-            while growing is None or degree in growing:
-                counts[at] += 1
-                if not self.fits(tuple(counts)):
-                    counts[at] -= 1
-                    break
-        return tuple(counts)
-
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -148,8 +134,6 @@ class SearchSettings:
         Last temperature, as a share; cooling is geometric.
     grid
         Seconds are compared on a geometric grid of this ratio: makespans within one step count as equal.
-    exact_gpus
-        Up to so many GPUs, dynamic programming (`covering`) completes the search; 0: never.
     finalists
         Number of states that are scored with the true placement, besides the uniform ones and the running one.
     mix_gain
@@ -162,7 +146,6 @@ class SearchSettings:
     first_temperature: float = 0.2
     last_temperature: float = 0.002
     grid: float = 1.002
-    exact_gpus: int = 128
     finalists: int = 2
     mix_gain: float = 0.1
 

@@ -79,34 +79,9 @@ class Packing:
         longest_s = max((-path for path in self._paths[degree] if path > -math.inf), default=0.0)
         return max(ends_s, longest_s, self._low_s)
 
-    @property
-    def orders(self) -> int:
-        """Number of orders of the trajectories that are packed."""
-        return len(self._orders)
-
-    @property
-    def trajectories(self) -> int:
-        """Number of trajectories."""
-        return len(self._works)
-
     def limit_s(self, step: int) -> float:
         """Seconds of a step of the grid."""
         return self._low_s * self._grid**step
-
-    def step_below(self, seconds: float, price_s: float) -> int:
-        """The last step of the grid with limit plus price below `seconds`; -1 if there is none.
-
-        The price is added as in the score of a state: subtracting it from `seconds` would round differently, and a
-        state that scores exactly `seconds` would count as below it.
-        """
-        low, high = -1, self.last_step
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self.limit_s(middle) + price_s < seconds:
-                low = middle
-            else:
-                high = middle - 1
-        return low
 
     def seconds(self, state: State) -> float:
         """The first limit of the grid within which the engines of `state` end; infinite if they never do."""
@@ -117,7 +92,7 @@ class Packing:
         found = self._steps.get(state)
         if found is None:
             found = self.last_step + 1
-            for order in range(self.orders):
+            for order in range(len(self._orders)):
                 # Search only for an earlier end than with the previous order.
                 if found and self._packs(order, state, found - 1):
                     found = self._first_step(order, state, found - 1)
@@ -163,7 +138,9 @@ class Packing:
         are counted exactly here, and the better of the orders within the limit is returned.
         """
         step = self._step(state)
-        plans = [self._carried_out(o, state, step) for o in range(self.orders) if self._packs(o, state, step)]
+        plans = [
+            self._carried_out(o, state, step) for o in range(len(self._orders)) if self._packs(o, state, step)
+        ]
         return min(plans, key=lambda plan: plan.seconds)
 
     def _carried_out(self, order: int, state: State, step: int) -> WorkPlan:

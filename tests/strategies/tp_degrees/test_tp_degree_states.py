@@ -64,7 +64,6 @@ def test_moves_keep_the_gpus_and_fit(budget: AvailableGpus, seed: int) -> None:
     rng = random.Random(seed)
     state = sorted_start(budget, rng)
     engines, gpus = sum(state), gpus_of(state, budget)
-    assert budget.fits(state) and budget.filled(state) == state
     for moves, sign in ((splits, 1), (merges, -1), (redistributions, 0)):
         for moved in moves(state, budget):
             assert budget.fits(moved) and gpus_of(moved, budget) == gpus and moved != state
@@ -91,8 +90,6 @@ def test_a_state_without_moves_stays() -> None:
 def test_uniform_states_and_what_they_leave() -> None:
     budget = AvailableGpus(12, gpus_per_node=8)
     assert dict(budget.uniform()) == {8: (1, 0, 0, 0), 4: (0, 3, 0, 0), 2: (0, 0, 6, 0), 1: (0, 0, 0, 12)}
-    assert budget.filled((1, 0, 0, 0)) == (1, 1, 0, 0)
-    assert budget.filled((1, 0, 0, 0), growing=(2,)) == (1, 0, 2, 0)
     assert budget.state_of((8, 2, 2)) == (1, 0, 2, 0)
     assert [degree for degree, _ in AvailableGpus(4).uniform()] == [4, 2, 1]
 
