@@ -9,8 +9,7 @@ import numpy as np
 from bokeh.models import HoverTool, NumeralTickFormatter, Range1d
 
 from heddle_dask.live.scheduler.dashboard import style
-from heddle_dask.live.scheduler.dashboard.panel import Panel, html_block
-from heddle_dask.live.scheduler.dashboard.rows import RowLabels, label_rows, row_positions
+from heddle_dask.live.scheduler.dashboard.panel import Panel, RowLabels, html_block, label_rows, row_positions
 from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.history.run_snapshot import ActionView, PoolView, RunSnapshot
 

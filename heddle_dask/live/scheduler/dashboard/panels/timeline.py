@@ -9,8 +9,7 @@ import numpy as np
 from bokeh.models import HoverTool, NumeralTickFormatter, Range1d
 
 from heddle_dask.live.scheduler.dashboard import style
-from heddle_dask.live.scheduler.dashboard.panel import Panel
-from heddle_dask.live.scheduler.dashboard.rows import RowLabels, label_rows, row_positions
+from heddle_dask.live.scheduler.dashboard.panel import Panel, RowLabels, label_rows, row_positions
 from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.history import phases
 from heddle_dask.views.history.run_snapshot import RunSnapshot, TrajectoryView
