@@ -209,13 +209,7 @@ def check_logprobs(spec: EngineSpec, engines: Sequence[ReadyEngine]) -> None:
 
 
 async def _register(client: Client, plugin: HeddleScheduler | ToolWorker | RolloutWorker) -> None:
-    """Register a plugin; a process that cannot load this package is told in one line.
-
-    Raises
-    ------
-    BadInput
-        The scheduler or a worker lacks this package or one that it needs.
-    """
+    """Register a plugin; a process that cannot load this package is told in one line."""
     try:
         await client.register_plugin(plugin)
     except ImportError as error:

@@ -25,11 +25,6 @@ from heddle_dask.records.trajectory import TrajectoryRecord
 class RolloutEngines:
     """Engines as they were asked for, in every session that the rollout opens.
 
-    Attributes
-    ----------
-    cost
-        What an engine is believed to cost, as a session is told; None: what its strategies believe.
-
     Raises
     ------
     BadInput
@@ -53,6 +48,7 @@ class RolloutEngines:
         self._spec = spec
         self._note = note
         specs = TpDegreeSpecs(spec, asked.cost)
+        # What an engine is believed to cost, as a session is told; None: what its strategies believe.
         self.cost = specs.described(degrees_to_price(asked.tp_degrees))
         self._degrees: EngineDegrees | None = None
         if asked.tp_degrees is not None:
