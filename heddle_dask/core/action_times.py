@@ -20,7 +20,6 @@ class ToolSeconds:
         self._total_s: dict[str, float] = {}
 
     def took(self, label: str, seconds: float) -> None:
-        """Count a finished action of that label."""
         self._count[label] = self._count.get(label, 0) + 1
         self._total_s[label] = self._total_s.get(label, 0.0) + seconds
 

@@ -61,7 +61,6 @@ class Actions:
         self._allocates_at_s: float | None = None  # of the `WakeUp` that ends the gathering of events
 
     def pools_declared(self, event: ev.PoolsDeclared) -> list[Command]:
-        """A run declares quotas and services."""
         for quota in event.quotas:
             self.state.apis.declare(quota)
         for service in event.services:
@@ -88,7 +87,6 @@ class Actions:
         return [*commands, *self.allocate(gathered)]
 
     def requested(self, event: ev.ActionRequested) -> list[Command]:
-        """A trajectory requests an action."""
         spec = event.action
         if spec.action_id in self.state.actions:
             raise KeyError(f"action {spec.action_id} was requested before")
@@ -201,7 +199,6 @@ class Actions:
         return self.services.enter(action, copy)
 
     def finished(self, event: ev.ActionFinished) -> list[Command]:
-        """A host reports the end of an action."""
         action = self.state.actions.get(event.action_id)
         if action is None or action.host != event.host_id or action.state is ActionState.LOADING:
             return self.state.count_stale()
@@ -288,7 +285,6 @@ class Actions:
         return [ReleaseHost(host.spec.host_id)]
 
     def host_lost(self, event: ev.HostLost) -> list[Command]:
-        """A host is lost with all its running actions."""
         host = self.state.hosts.get(event.host_id)
         if host is None:
             return self.state.count_stale()

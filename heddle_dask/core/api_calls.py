@@ -13,13 +13,7 @@ from heddle_dask.core.transitions import BreakerState
 
 
 class ApiCalls:
-    """The part of the controller's handler of actions that knows of APIs.
-
-    Parameters
-    ----------
-    max_wait_s
-        Seconds for which an action waits for an API that is shut.
-    """
+    """The part of the controller's handler of actions that knows of APIs."""
 
     def __init__(self, state: State, max_wait_s: float) -> None:
         self.state = state

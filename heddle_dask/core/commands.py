@@ -130,7 +130,6 @@ class RunAction:
 
     @property
     def cpus(self) -> int:
-        """The CPUs among its resources."""
         return self.resources[CPUS]
 
 

@@ -421,7 +421,7 @@ class Controller:
         self.held.take_out(trajectory)
         self.state.uncount_inflight(trajectory, was_generating)
         trajectory.advance(TrajectoryEvent.STEP_ENDED, at)
-        trajectory.rested_at, trajectory.resting_tools_s = at, 0.0
+        trajectory.resting_tools_s = 0.0
         if engine.expiring:
             trajectory.advance_kv(KvEvent.DROPPED)
         if engine.state is EngineState.LOST or engine.expiring:

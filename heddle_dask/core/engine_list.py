@@ -9,13 +9,7 @@ from heddle_dask.core.ids import EngineId
 
 
 class EngineList(list[Engine]):
-    """A list of engines; it must not be changed after construction.
-
-    Attributes
-    ----------
-    by_id
-        The same engines by id.
-    """
+    """A list of engines; it must not be changed after construction."""
 
     def __init__(self, engines: Iterable[Engine] = ()) -> None:
         super().__init__(engines)
@@ -23,7 +17,6 @@ class EngineList(list[Engine]):
 
 
 def engine_among(engines: Sequence[Engine], engine_id: EngineId | None) -> Engine | None:
-    """The engine of that id, or None."""
     if engine_id is None:
         return None
     if isinstance(engines, EngineList):

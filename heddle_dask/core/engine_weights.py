@@ -77,11 +77,6 @@ class PublishedWeights:
         """Take newer weights; False if these are not.
 
         Those of another lineage replace the others at once: what the old ones sample is of no use any more.
-
-        Parameters
-        ----------
-        in_use
-            Versions that engines have.
         """
         before = self.published
         if version.lineage in self.retired or not (before is None or version.is_newer_than(before)):

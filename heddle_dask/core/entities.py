@@ -72,21 +72,15 @@ class Trajectory:
         Whether the current step was stopped because its engine drains or another run joins, and has not reported.
     held
         Whether the current step is placed, but was not sent to its engine: runs share it.
-    priority
-        Priority of the current step; larger runs first.
-    requested_at, rested_at, admitted_at
-        Time of the current step's request, of the latest step's end, and of the admission.
+    requested_at, admitted_at
+        Time of the current step's request, and of the admission.
     resting_tools_s, tools_until
         Seconds in which tools have run since the latest step ended, overlapping calls counted once; the end of the last
         tool call.
-    prediction
-        The latest prediction; None before the first.
     predicted_at_tokens, predicted_at_tools_s
         Generated tokens and tool seconds at the finished step from which the latest prediction counts.
     reserved_on, reserved_tokens
         Engine with a KV reservation between the admission and the placement of the first step, and its tokens.
-    moves
-        Number of started moves of its context.
     first_context_tokens
         Length of the first prompt as sent; 0 before the first step.
     open_step_tokens, step_tokens
@@ -134,7 +128,6 @@ class Trajectory:
     held: bool = False
     priority: Priority = NORMAL
     requested_at: float = 0.0
-    rested_at: float = 0.0
     resting_tools_s: float = 0.0
     tools_until: float = 0.0
     admitted_at: float = 0.0

@@ -44,34 +44,19 @@ class GuardViolation(HeddleError):
 
 
 def check_count(name: str, value: object, least: int = 1) -> None:
-    """Refuse what is no whole number from `least` to 2**31 - 1.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse what is no whole number from `least` to 2**31 - 1."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:
         raise BadInput(f"{name} is {value!r}: use a whole number of at least {least} and below 2**31")
 
 
 def check_seconds(name: str, value: object) -> None:
-    """Refuse what is no finite number above 0.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse what is no finite number above 0."""
     if not is_finite(value) or not value > 0:
         raise BadInput(f"{name} is {value!r}: use a finite number of seconds above 0")
 
 
 def check_keys(where: str, given: Iterable[str], known: Sequence[str], required: int = 0) -> None:
-    """Refuse a mapping with an unknown key, or without one of the first `required` known ones.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse a mapping with an unknown key, or without one of the first `required` known ones."""
     names = set(given)
     unknown = sorted(names.difference(known))
     if unknown:

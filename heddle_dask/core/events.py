@@ -316,8 +316,6 @@ class ServiceLoaded:
     ----------
     first_gpu, gpus
         The chunk as in the command.
-    seconds
-        Seconds that the load took.
     cause
         Why it failed, one line; empty: it did not.
     """
@@ -412,13 +410,7 @@ class WeightsPublished:
 
 @dataclass(frozen=True, slots=True)
 class WeightsFetched:
-    """The answer to a `FetchWeights`: they are verified and at hand, or were refused or not reached (`cause`).
-
-    Attributes
-    ----------
-    seconds
-        Seconds that it took.
-    """
+    """The answer to a `FetchWeights`: they are verified and at hand, or were refused or not reached (`cause`)."""
 
     at: float
     engine_id: EngineId

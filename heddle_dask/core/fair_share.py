@@ -82,14 +82,12 @@ class FairShare:
         """Expected seconds by kind, over all runs."""
 
     def join(self, run_id: RunId, weight: float) -> None:
-        """A run joins, or gets another weight."""
         known = self._accounts.get(run_id)
         others = [account.turn for account in self._accounts.values()]
         turn = min(others, default=0.0) if known is None else known.turn
         self._accounts[run_id] = _Account(weight, turn)
 
     def leave(self, run_id: RunId) -> None:
-        """A run has ended."""
         self._accounts.pop(run_id, None)
         self._charges = {name: c for name, c in self._charges.items() if c.run_id != run_id}
 
@@ -102,13 +100,7 @@ class FairShare:
         return sorted(runs, key=lambda run_id: (self._accounts[run_id].turn, run_id))
 
     def begins_to_wait(self, run_id: RunId, waiting: Iterable[RunId]) -> None:
-        """A run waits for something and had nothing to wait for: it is not repaid for the time before.
-
-        Parameters
-        ----------
-        waiting
-            The other runs that wait for something.
-        """
+        """A run waits for something and had nothing to wait for: it is not repaid for the time before."""
         account = self._accounts[run_id]
         turns = [self._accounts[other].turn for other in waiting if other != run_id]
         floor = min(turns) if turns else max(other.turn for other in self._accounts.values())

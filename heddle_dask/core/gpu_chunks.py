@@ -75,26 +75,13 @@ class FreeChunks:
 
 
 class GpuBuddies:
-    """Which chunks of one host are in use.
-
-    Parameters
-    ----------
-    gpus
-        GPUs of the host.
-    """
+    """Which chunks of one host are in use."""
 
     def __init__(self, gpus: int) -> None:
         self.gpus = gpus
         self.used: set[GpuChunk] = set()
 
     def take(self, chunk: GpuChunk) -> None:
-        """Take a free chunk.
-
-        Raises
-        ------
-        ValueError
-            It is no chunk of this host, or not free.
-        """
         if not self.is_free(chunk):
             raise ValueError(
                 f"{chunk} is not free on a host of {self.gpus} GPUs with {sorted(self.used)} in use"

@@ -1,4 +1,4 @@
-"""Guards check the proposals of strategies. A `check_` function raises with the reason, or returns None.
+"""Guards check the proposals of strategies. A `check_` function raises `GuardViolation` with the reason.
 
 A bad strategy may make a rollout slow, but it cannot corrupt the state of the cluster.
 """
@@ -31,12 +31,7 @@ def can_dispatch(trajectory: Trajectory) -> bool:
 def check_choice(
     trajectory: Trajectory, step: StepRequest, choice: Engine, candidates: Sequence[Engine]
 ) -> None:
-    """Refuse an engine that is not among the candidates.
-
-    Raises
-    ------
-    GuardViolation
-    """
+    """Refuse an engine that is not among the candidates."""
     if engine_among(candidates, choice.engine_id) is not choice:
         offered = ", ".join(engine.engine_id for engine in candidates)
         raise GuardViolation(
@@ -46,12 +41,7 @@ def check_choice(
 
 
 def check_route(trajectory: Trajectory, route: Route, candidates: Sequence[Engine]) -> None:
-    """Refuse a route without an engine, or with one that is not among the candidates.
-
-    Raises
-    ------
-    GuardViolation
-    """
+    """Refuse a route without an engine, or with one that is not among the candidates."""
     if route.engines is candidates:
         return
     if not route.engines:
@@ -66,12 +56,7 @@ def check_route(trajectory: Trajectory, route: Route, candidates: Sequence[Engin
 
 
 def check_move(state: State, trajectory: Trajectory, move: Move) -> None:
-    """Refuse a move to an engine that takes no steps, or to the trajectory's home.
-
-    Raises
-    ------
-    GuardViolation
-    """
+    """Refuse a move to an engine that takes no steps, or to the trajectory's home."""
     target = state.engines.get(move.target_engine_id)
     if target is None or target.state is not EngineState.READY or target.engine_id == trajectory.home:
         raise GuardViolation(
@@ -81,12 +66,7 @@ def check_move(state: State, trajectory: Trajectory, move: Move) -> None:
 
 
 def check_transfer(move: MoveRequest, running: Iterable[MoveRequest]) -> None:
-    """Refuse a move that shares an engine with a running move.
-
-    Raises
-    ------
-    GuardViolation
-    """
+    """Refuse a move that shares an engine with a running move."""
     ends = (move.source, move.target)
     for other in running:
         if other.source in ends or other.target in ends:
@@ -109,12 +89,7 @@ def has_kv_of(state: State, trajectory: Trajectory, engine_id: EngineId) -> bool
 
 
 def check_kv_version(state: State, trajectory: Trajectory, move: MoveRequest) -> None:
-    """Refuse to copy a KV cache to an engine with other weights than those under which it was written.
-
-    Raises
-    ------
-    GuardViolation
-    """
+    """Refuse to copy a KV cache to an engine with other weights than those under which it was written."""
     if move.kind == "transfer" and not has_kv_of(state, trajectory, move.target):
         target = state.engines.get(move.target)
         raise GuardViolation(
@@ -132,12 +107,7 @@ def can_stop(trajectory: Trajectory, max_preemptions: int) -> bool:
 def check_victim(
     waiting: Trajectory, victim: Trajectory, running: Sequence[Trajectory], max_preemptions: int
 ) -> None:
-    """Refuse to preempt a step that is not among the candidates, or that may not be preempted.
-
-    Raises
-    ------
-    GuardViolation
-    """
+    """Refuse to preempt a step that is not among the candidates, or that may not be preempted."""
     if victim not in running:  # trajectories compare by identity
         offered = ", ".join(candidate.trajectory_id for candidate in running)
         raise GuardViolation(
@@ -152,12 +122,7 @@ def check_victim(
 
 
 def check_grant(state: State, grant: Grant) -> None:
-    """Refuse a grant for an action that does not wait, or for a host that drains or has too little free.
-
-    Raises
-    ------
-    GuardViolation
-    """
+    """Refuse a grant for an action that does not wait, or for a host that drains or has too little free."""
     action = state.actions.get(grant.action_id)
     host = state.hosts.get(grant.host_id)
     if action is None or action.state is not ActionState.WAITING:
@@ -185,10 +150,6 @@ def check_tp_degrees(request: DegreeRequest, plan: TpDegreePlan) -> None:
 
     A plan may use fewer GPUs: larger TP degrees leave a remainder, and the user may ask for less. Whether the engines
     fit on single nodes is checked when they are assigned to workers.
-
-    Raises
-    ------
-    GuardViolation
     """
     listed = ",".join(map(str, plan.tp_degrees))
     gpus = sum(node.gpus for node in request.nodes)

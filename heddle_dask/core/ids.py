@@ -55,13 +55,7 @@ class PolicyVersion:
 
     @classmethod
     def parse(cls, text: str) -> PolicyVersion:
-        """Read what `str` makes.
-
-        Raises
-        ------
-        ValueError
-            It is none.
-        """
+        """Read what `str` makes."""
         lineage, _, number = text.rpartition(":")
         return cls(lineage, int(number))
 

@@ -168,13 +168,7 @@ class Mismatch:
 
 
 def replay(controller: Controller, lines: Iterable[Sequence[Any]]) -> Iterator[Mismatch]:
-    """Feed recorded events to a fresh controller and yield every line whose commands differ.
-
-    Raises
-    ------
-    BadInput
-        See `decode`.
-    """
+    """Feed recorded events to a fresh controller and yield every line whose commands differ."""
     for number, (event_row, command_rows) in enumerate(lines, start=1):
         event = decode(event_row)
         replayed = [encode(command) for command in controller.handle(event)]  # type: ignore[arg-type]

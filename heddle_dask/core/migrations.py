@@ -13,7 +13,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core import guards
 from heddle_dask.core.commands import Command, DropContext, MoveContext
 from heddle_dask.core.entities import Engine, Trajectory
-from heddle_dask.core.ids import EngineId, RunId, StepId, TrajectoryId
+from heddle_dask.core.ids import EngineId, StepId, TrajectoryId
 from heddle_dask.core.run_strategies import RunStrategies, StrategyTable
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import EngineState, KvEvent, KvState, TrajectoryState
@@ -74,7 +74,6 @@ class Migrations:
 
     @property
     def running(self) -> int:
-        """Number of running moves."""
         return len(self._running)
 
     def consider(self, trajectory: Trajectory) -> list[Command]:
@@ -259,14 +258,12 @@ class Migrations:
         """Start the moves that the strategy of one run chooses among its own."""
         if not self._free or run.strategies.migration is None:
             return []
-        free = [m for m in self._free.values() if self._run_of(m) == run.run_id]
+        known = self.state.trajectories
+        free = [m for m in self._free.values() if known[m.trajectory_id].spec.run_id == run.run_id]
         if not free:
             return []
         running = list(self._running.values())
         return [self._begin(move) for move in run.strategies.migration.choose(free, running)]
-
-    def _run_of(self, move: MoveRequest) -> RunId:
-        return self.state.trajectories[move.trajectory_id].spec.run_id
 
     def _begin(self, move: MoveRequest) -> Command:
         name = move.trajectory_id

@@ -96,12 +96,7 @@ class Needs:
 
 
 def check_profile(profile: object) -> None:
-    """Refuse a profile that no action can have.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse a profile that no action can have."""
     if not isinstance(profile, DurationProfile):
         raise BadInput(f"needs: profile is {profile!r}: use DurationProfile(one_unit_s, serial_share)")
     one_s, serial = profile.one_unit_s, profile.serial_share

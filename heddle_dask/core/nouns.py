@@ -88,8 +88,6 @@ class DurationProfile:
 
     Attributes
     ----------
-    one_unit_s
-        Seconds with one unit.
     serial_share
         Share of these seconds that more units do not shorten: 0 scales perfectly, 1 not at all.
     """

@@ -297,7 +297,6 @@ class Placements:
         return victim.abort_step(f"{PREEMPTED_FOR}{trajectory.trajectory_id}")
 
     def give_up(self, trajectory: Trajectory, at: float, cause: str) -> list[Command]:
-        """Give up the waiting step of this trajectory."""
         step = trajectory.step
         assert step is not None, trajectory.trajectory_id
         # The driver will send TrajectoryEnded; until then the step neither waits nor runs.
@@ -305,7 +304,6 @@ class Placements:
         return [GiveUpStep(step.step_id, cause)]
 
     def withdraw(self, trajectory: Trajectory, at: float) -> None:
-        """Withdraw the trajectory's waiting step."""
         self.state.waiting_steps.pop(trajectory.trajectory_id, None)
         trajectory.advance(TrajectoryEvent.PLACED, at)
         trajectory.advance(TrajectoryEvent.STEP_ENDED, at)

@@ -104,8 +104,6 @@ class Api:
 
     Attributes
     ----------
-    running
-        Calls under way, by action.
     undated
         Those of them that may still reach the API: with the time of their start, in this order.
     paused_until_s
@@ -280,13 +278,7 @@ class Api:
         return opened
 
     def check_integrity(self) -> None:
-        """Recompute every sum and compare.
-
-        Raises
-        ------
-        AssertionError
-            A sum differs, or a limit is exceeded.
-        """
+        """Recompute every sum and compare."""
         name = self.quota.name
         assert self._calls == sum(self.running.values()), name
         assert self._undated_calls == sum(self.running[each] for each in self.undated), name

@@ -176,13 +176,7 @@ GPU_POOL = "gpu"
 
 
 def checked_pool(name: str) -> str:
-    """The name of a pool of tool workers, as given.
-
-    Raises
-    ------
-    BadInput
-        It is no short word, or the name of another pool.
-    """
+    """The name of a pool of tool workers, as given."""
     if not _POOL_NAME.fullmatch(name) or name in (CPU_POOL, GPU_POOL):
         raise BadInput(
             f"pool {name!r}: use a name of at most 64 letters, digits, '-', '_' or '.', "
@@ -220,11 +214,6 @@ class ApiQuota:
         up to half of them off.
     failures_to_open, open_s
         Calls that fail one after the other until the circuit breaker opens, and seconds until it lets one call through.
-
-    Raises
-    ------
-    BadInput
-        A number that is not allowed.
     """
 
     name: str
@@ -284,8 +273,6 @@ class ModelService:
         As in ``Needs(service=name)``.
     gpus
         Numbers of GPUs on which it can be resident, in ascending order.
-    pool
-        Kind of host that can load it.
     load_s
         Seconds to restore it from host memory at each size, if known; empty: learned.
     host_bytes

@@ -61,11 +61,6 @@ class RetryPolicy:
     max_task_failures
         Failures of its environment, without a success in between, after which a task is quarantined: it is not
         attempted again. At least 1.
-
-    Raises
-    ------
-    BadInput
-        A value is no whole number, or too small.
     """
 
     max_losses: int = 3
@@ -87,13 +82,7 @@ class RetryPolicy:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> RetryPolicy:
-        """The policy with these values by name; missing values have their defaults.
-
-        Raises
-        ------
-        BadInput
-            A name is unknown, or a value is not allowed.
-        """
+        """The policy with these values by name; missing values have their defaults."""
         known = [each.name for each in fields(cls)]
         for name in values:
             if name not in known:
@@ -102,13 +91,7 @@ class RetryPolicy:
 
     @classmethod
     def parse(cls, texts: Sequence[str]) -> RetryPolicy:
-        """Parse ``key=value[,key=value]`` of the command line; dashes in keys count as underscores.
-
-        Raises
-        ------
-        BadInput
-            See `from_mapping`; or a part is not of the form ``key=value``.
-        """
+        """Parse ``key=value[,key=value]`` of the command line; dashes in keys count as underscores."""
         values: dict[str, int] = {}
         for part in (part for text in texts for part in text.split(",")):
             name, equals, value = part.partition("=")
@@ -142,10 +125,6 @@ class StalenessBound:
         Trajectories that one optimiser step takes (B).
     redundant_trajectories
         Trajectories beyond the credits that may run at a time: the driver cancels as many when the first have finished.
-
-    Raises
-    ------
-    BadInput
     """
 
     alpha: int = 1
@@ -205,10 +184,6 @@ class WeightUpdatePolicy:
         is published.
     retry_s
         Seconds before the first repetition of a failed fetch; doubled for each further one, up to a minute.
-
-    Raises
-    ------
-    BadInput
     """
 
     order: UpdateOrder = "one-by-one"
@@ -265,11 +240,6 @@ class RunDescription:
 
 
 def check_weight(name: str, value: object) -> None:
-    """Refuse a weight that is no finite number above 0.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse a weight that is no finite number above 0."""
     if not is_finite(value) or not value > 0:
         raise BadInput(f"{name} is {value!r}: use a finite number above 0")

@@ -60,10 +60,6 @@ def _holds_names(kind: type) -> bool:
     return bool(found.names or found.nested)
 
 
-def _has_tuple(hint: Any) -> bool:
-    return getattr(hint, "__origin__", None) is tuple
-
-
 for _kind in (*get_args(Event), *get_args(Command)):
     _register(_kind)
 
@@ -143,7 +139,7 @@ def _paths_of(kind: type) -> list[tuple[int, ...]]:
     for number, name in enumerate(listed):
         if name in known.names:
             paths.append((number,))
-        elif name in known.nested and not _has_tuple(hints[name]):
+        elif name in known.nested and getattr(hints[name], "__origin__", None) is not tuple:
             (inner,) = [o for o in (hints[name], *get_args(hints[name])) if o in _FIELDS]
             paths += [(number, *path) for path in _paths_of(inner)]
     return paths

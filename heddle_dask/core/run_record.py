@@ -164,12 +164,7 @@ class CreditLedger:
             self._closed.pop(group_id, None)
 
     def check_integrity(self) -> None:
-        """Recount.
-
-        Raises
-        ------
-        AssertionError
-        """
+        """Recount."""
         assert self._running == sum(len(members) for members in self._members.values())
         assert not self._members.keys() & self._waiting.keys()
         assert all(self._waiting.values()) and all(self._members.values())
@@ -206,20 +201,14 @@ class RunRecord:
     ----------
     unadmitted
         Its submitted trajectories that wait for admission, oldest first.
-    freed
-        Engines with less load since the last call of its admission.
     alive, expected_tokens
         Its admitted trajectories that have not ended, and the sum of their `Trajectory.expected_tokens`.
-    reservations
-        Number of its trajectories with a reservation on an engine.
     kv_tokens
         Context tokens of its trajectories on engines, and the tokens reserved for them.
     sampled_tokens, observed_tokens
         Tokens that its trajectories have generated, and that tools and templates have added between steps.
     observed_per_token
         Observation tokens per generated token, from its predictor; None when unknown.
-    held
-        Number of its steps that are placed and held back.
     ledger
         Its credits, where it has a bound on staleness.
     without_credit

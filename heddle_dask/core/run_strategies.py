@@ -25,46 +25,37 @@ class RunView(ClusterView):
 
     @property
     def unadmitted(self) -> Iterable[Trajectory]:
-        """Its trajectories that wait for admission, oldest first."""
         return (self._state.trajectories[i] for i in self._run.unadmitted)
 
     @property
     def waiting(self) -> int:
-        """Number of its trajectories that wait for admission."""
         return len(self._run.unadmitted)
 
     @property
     def freed(self) -> Iterable[EngineId]:
-        """Engines with less load since the last call of its admission."""
         return self._run.freed
 
     @property
     def sampled_tokens(self) -> int:
-        """Tokens generated so far by its trajectories."""
         return self._run.sampled_tokens
 
     @property
     def observed_tokens(self) -> int:
-        """Tokens added between its steps so far by tools and templates."""
         return self._run.observed_tokens
 
     @property
     def observed_per_token(self) -> float | None:
-        """Observation tokens per generated token, from its predictor; None when unknown."""
         return self._run.observed_per_token
 
     @property
     def expected_tokens(self) -> int:
-        """Sum of `Trajectory.expected_tokens` over its live trajectories."""
         return self._run.expected_tokens
 
     @property
     def alive(self) -> int:
-        """Its admitted trajectories that have not ended."""
         return self._run.alive
 
     def is_own(self, trajectory: Trajectory) -> bool:
-        """Whether the trajectory is of this run."""
         return trajectory.spec.run_id == self._run.description.run_id
 
     def queued(self, engine: Engine) -> int:
@@ -75,7 +66,6 @@ class RunView(ClusterView):
 
     @property
     def reservations(self) -> int:
-        """Number of its trajectories with a reservation on an engine."""
         return self._run.reservations
 
 
@@ -122,13 +112,7 @@ class RunStrategies:
 
 
 class StrategyTable:
-    """The strategies of all open runs.
-
-    Parameters
-    ----------
-    build
-        Builds the strategies of a run that joins; None: no run can join.
-    """
+    """The strategies of all open runs."""
 
     def __init__(self, state: State, build: BuildStrategies | None) -> None:
         self._state = state
@@ -136,13 +120,7 @@ class StrategyTable:
         self._by_run: dict[RunId, RunStrategies] = {}
 
     def add(self, description: RunDescription, strategies: StrategySet | None = None) -> None:
-        """Add a run; its strategies are built unless they are given.
-
-        Raises
-        ------
-        ValueError
-            No run can join this controller.
-        """
+        """Add a run; its strategies are built unless they are given."""
         if strategies is None:
             if self._build is None:
                 raise ValueError(

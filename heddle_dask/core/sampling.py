@@ -67,12 +67,7 @@ def _schema_text(schema: Mapping[str, Any] | str) -> str:
 
 
 def check_sampling(where: str, temperature: object, top_p: object, top_k: object, min_p: object) -> None:
-    """Refuse values with which no engine samples; `where` begins the message.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse values with which no engine samples; `where` begins the message."""
     if not is_finite(temperature) or temperature < 0:
         raise BadInput(f"{where}: temperature is {temperature!r}: use a finite number of at least 0")
     if not is_finite(top_p) or not 0 < top_p <= 1:
@@ -84,12 +79,7 @@ def check_sampling(where: str, temperature: object, top_p: object, top_k: object
 
 
 def checked_stop(where: str, stop: object) -> tuple[str, ...]:
-    """The stop strings of a step: none, one text, or a list of them.
-
-    Raises
-    ------
-    BadInput
-    """
+    """The stop strings of a step: none, one text, or a list of them."""
     if stop is None:
         return ()
     texts = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list | tuple) else (None,)
@@ -101,11 +91,6 @@ def checked_stop(where: str, stop: object) -> tuple[str, ...]:
 
 
 def check_seed(where: str, seed: object) -> None:
-    """Refuse what is no seed of a step.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse what is no seed of a step."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise BadInput(f"{where}: seed is {seed!r}: use a whole number of at least 0 and below 2**63")

@@ -222,13 +222,7 @@ class HostGpus:
         return dropped
 
     def check_integrity(self) -> None:
-        """Recompute what is in use from the copies.
-
-        Raises
-        ------
-        AssertionError
-            The accounts differ, or a GPU has more copies than its memory has room for.
-        """
+        """Recompute what is in use from the copies."""
         busy = sorted(copy.chunk for copy in self.copies.values() if copy.busy)
         assert busy == sorted(self.buddies.used), self
         assert not any(a.overlaps(b) for a, b in pairwise(busy)), self

@@ -428,10 +428,6 @@ class EndedAction:
 
     Attributes
     ----------
-    resources
-        What it was granted.
-    run_s
-        Seconds that it ran.
     cause
         As `ActionFinished.cause`; empty: ok.
     """

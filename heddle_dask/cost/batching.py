@@ -24,13 +24,6 @@ JobState = Literal["waiting", "prefilling", "decoding", "ended"]
 _EARLY_S = 1e-7
 
 
-class KvAllocation(Protocol):
-    """KV of one running job; `cached_tokens` of its context were already in the cache."""
-
-    loose_tokens: int
-    cached_tokens: int
-
-
 @dataclass(slots=True, eq=False)
 class Job:
     """One step inside the engine.
@@ -87,7 +80,7 @@ class KvRoom(Protocol[J_contra]):
         """Tokens of the job's context that `take` would find cached."""
 
     def take(self, job: J_contra, spare_tokens: int) -> Any | None:
-        """Allocate KV for the job's context (a `KvAllocation`); None if less than `spare_tokens` would remain free."""
+        """KV for its context (`loose_tokens`, `cached_tokens`); None: less than `spare_tokens` would stay free."""
 
     def grow_all(self, tokens: int) -> None:
         """Count `tokens` more in total; each job adds its share to `loose_tokens` before it is released."""
@@ -124,12 +117,10 @@ class ContinuousBatch(Generic[J]):
 
     @property
     def running(self) -> int:
-        """Jobs in the batch."""
         return len(self._prefilling) + len(self._decoding)
 
     @property
     def waiting(self) -> int:
-        """Jobs in the queue."""
         return len(self._waiting)
 
     @property

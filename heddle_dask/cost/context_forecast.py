@@ -71,8 +71,6 @@ class GrowthLaw:
 
     Parameters
     ----------
-    counts
-        What was observed.
     prior
         Hazard of each bin before that: `prior_hazard`, or `hazard` of a wider class of trajectories.
     doubt
@@ -150,17 +148,7 @@ class DomainGrowth:
 
 
 class GrowthLaws:
-    """The law of each domain; the hazards of all together are the prior of each.
-
-    Parameters
-    ----------
-    domains
-        What is known of each domain.
-    first_tokens
-        Length of a first prompt, while no trajectory has begun.
-    doubt
-        Standard deviations by which cumulative hazards are lowered.
-    """
+    """The law of each domain; the hazards of all together are the prior of each."""
 
     def __init__(self, domains: Mapping[str, DomainGrowth], first_tokens: float, doubt: float) -> None:
         counts = {name: GrowthCounts.of(list(d.ended), [*d.cut, *d.growth]) for name, d in domains.items()}
@@ -204,8 +192,6 @@ class ContextForecast:
 
     Parameters
     ----------
-    domains
-        What is known of each domain.
     capacity_tokens
         KV tokens of each engine that may be used.
     most_tokens
@@ -277,7 +263,6 @@ class ContextForecast:
         return engine in there if there else None
 
     def mean_growth(self, domain: str) -> float:
-        """Mean growth of a new trajectory."""
         within = self._horizons[self._most_tokens >= self._horizons]
         alive = self._laws.of(domain).survival[0, : len(within)]
         return float(np.dot(np.diff(within), (alive[1:] + alive[:-1]) / 2))
@@ -308,7 +293,6 @@ class ContextForecast:
         return alive
 
     def _add_all(self, law: GrowthLaw, live: Sequence[GrowingContext]) -> None:
-        """Add the live trajectories of a domain."""
         place: dict[tuple[int, str], int] = {}
         which = np.array([place.setdefault((engine, group), len(place)) for _, _, engine, group in live])
         order = np.argsort(which, kind="stable")

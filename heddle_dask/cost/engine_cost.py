@@ -26,7 +26,6 @@ __all__ = [
 
 
 def profile_names() -> list[str]:
-    """Names of the profiles that ship with the package."""
     folder = resources.files("heddle_dask.cost") / "profiles"
     return sorted(
         entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")
@@ -34,13 +33,7 @@ def profile_names() -> list[str]:
 
 
 def load_profile(name: str, tp_degree: int = 1) -> EngineCost:
-    """The cost of a shipped profile at a TP degree.
-
-    Raises
-    ------
-    BadInput
-        No such profile, or the model does not fit at that degree.
-    """
+    """The cost of a shipped profile at a TP degree."""
     if name not in profile_names():
         raise BadInput(f"cost profile {name!r} is unknown: use {', '.join(profile_names())}")
     path = resources.files("heddle_dask.cost") / "profiles" / f"{name}.json"
@@ -62,12 +55,6 @@ def engine_cost_for(
         A published name (`heddle_dask.cost.published.gpu_names`) or a shape.
     table
         The fitted cost of this table is returned instead. If the table has no KV capacity, the formula gives it.
-
-    Raises
-    ------
-    BadInput
-        An unknown name, a degree that does not divide the heads, a model that does not fit, or a table of
-        another model or degree.
     """
     shape = model_of(model) if isinstance(model, str) else model
     chip = gpu_of(gpu) if isinstance(gpu, str) else gpu
@@ -86,11 +73,6 @@ def cost_from_mapping(mapping: Mapping[str, Any], tp_degree: int = 1) -> EngineC
     - ``{"model": NAME | DIR | {...}, "gpu": NAME | {...}}``: from the shapes of model and GPU, at `tp_degree`;
     - ``{"table": NAME | FILE}``: a measured table (`heddle_dask.cost.measured`), which must be of `tp_degree`;
     - the terms themselves (`EngineCost`'s attributes; they hold for one degree only).
-
-    Raises
-    ------
-    BadInput
-        A key is unknown or missing, or a value is impossible.
     """
     if "profile" in mapping:
         check_keys("engine cost", mapping, ("profile",))
@@ -120,13 +102,7 @@ def cost_from_mapping(mapping: Mapping[str, Any], tp_degree: int = 1) -> EngineC
 
 
 def hardware_cost(model: ModelShape, gpu: Gpu, tp_degree: int = 1) -> EngineCost:
-    """The cost of `model` on `tp_degree` GPUs, by the formula of `heddle_dask.cost.hardware`.
-
-    Raises
-    ------
-    BadInput
-        The degree does not divide the heads, or weights and workspace leave no room for KV.
-    """
+    """The cost of `model` on `tp_degree` GPUs, by the formula of `heddle_dask.cost.hardware`."""
     terms = iteration_terms(model, gpu, tp_degree)
     return EngineCost(capacity_tokens=kv_capacity_tokens(model, gpu, tp_degree), **terms)  # type: ignore[arg-type]
 

@@ -47,7 +47,6 @@ class GpuSplit:
         return self.trainer_wait_s / self.step_s if self.step_s else 0.0
 
     def figures(self) -> dict[str, float]:
-        """A JSON-able row."""
         return {
             "trainer_gpus": self.trainer_gpus,
             "rollout_gpus": self.rollout_gpus,
@@ -96,11 +95,6 @@ def best_split(
         Numbers of GPUs on which the trainer can run.
     rollout_unit
         GPUs of an engine: the rollout gets a multiple of it, and the rest is idle.
-
-    Raises
-    ------
-    BadInput
-        No choice leaves an engine for the rollout.
     """
     tried = []
     for trainer_gpus in sorted(set(trainer_choices)):
@@ -119,11 +113,6 @@ def seconds_between(known: Mapping[int, float]) -> SecondsOf:
 
     Between two points a power of the number of GPUs; outside, that of the two nearest points, and never faster than
     proportional. One point alone is taken to scale proportionally.
-
-    Raises
-    ------
-    BadInput
-        There is no point, or one is not positive.
     """
     if not known or not all(count >= 1 and is_finite(s) and s > 0 for count, s in known.items()):
         raise BadInput(
@@ -150,11 +139,6 @@ def scaling_law(text: str) -> SecondsOf:
     """Seconds of a trainer step by GPUs: a table ``8=120,16=64``, or a law ``serial+parallel/gpus`` in seconds.
 
     ``5+960/gpus`` is Amdahl's law with 5 s that do not scale.
-
-    Raises
-    ------
-    BadInput
-        It is neither.
     """
     if "=" in text:
         pairs = [part.partition("=") for part in text.split(",")]

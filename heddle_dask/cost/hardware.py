@@ -62,8 +62,6 @@ class ModelShape(_Shape):
 
     Attributes
     ----------
-    parameters
-        Number of weights.
     weight_bytes
         Bytes of all weights as loaded.
     kv_bytes_per_token
@@ -184,13 +182,7 @@ def iteration_terms(model: ModelShape, gpu: Gpu, tp_degree: int) -> dict[str, fl
 
 
 def check_degree(model: ModelShape, tp_degree: int) -> None:
-    """Refuse a TP degree that cannot split the model's heads; unknown heads allow all.
-
-    Raises
-    ------
-    BadInput
-        It does not divide the attention heads, or neither divides the KV heads nor is divided by them.
-    """
+    """Refuse a TP degree that cannot split the model's heads; unknown heads allow all."""
     if isinstance(tp_degree, bool) or not isinstance(tp_degree, int) or tp_degree < 1:
         raise BadInput(f"TP degree {tp_degree!r} is none: use a whole number of at least 1")
     if model.heads and model.heads % tp_degree:
@@ -218,13 +210,7 @@ def allowed_degrees(model: ModelShape, degrees: tuple[int, ...] = DEGREES) -> tu
 def fitting_degrees(
     model: ModelShape, gpu: Gpu, degrees: tuple[int, ...] = DEGREES, *, least_tokens: int = 1
 ) -> tuple[int, ...]:
-    """Those of `degrees` at which an engine can run the model with room for `least_tokens` of KV.
-
-    Raises
-    ------
-    BadInput
-        There is none: the model fits no engine.
-    """
+    """Those of `degrees` at which an engine can run the model with room for `least_tokens` of KV."""
     fitting = tuple(
         degree
         for degree in allowed_degrees(model, degrees)
@@ -239,13 +225,7 @@ def fitting_degrees(
 
 
 def kv_capacity_tokens(model: ModelShape, gpu: Gpu, tp_degree: int) -> int:
-    """KV capacity beside the weights, in tokens; copies of KV heads take memory too.
-
-    Raises
-    ------
-    BadInput
-        No token fits.
-    """
+    """KV capacity beside the weights, in tokens; copies of KV heads take memory too."""
     tokens = _kv_room_tokens(model, gpu, tp_degree)
     if tokens < 1:
         raise BadInput(
@@ -279,13 +259,7 @@ largest deviation 0.041 s. At 23.75 GB/s the slopes mean contexts of 28K, 15K an
 
 
 def link_bytes_per_s(gpu: Gpu, *, same_node: bool) -> float:
-    """Achieved bytes per second from one GPU to another.
-
-    Raises
-    ------
-    BadInput
-        The bandwidth of this link is unknown.
-    """
+    """Achieved bytes per second from one GPU to another."""
     line = gpu.peer_bytes_per_s if same_node else gpu.network_bytes_per_s
     if not line:
         name = "peer_bytes_per_s" if same_node else "network_bytes_per_s"
@@ -307,11 +281,6 @@ def transfer_s(
 
     Every GPU of an engine has its own link and sends or receives its KV heads, so the side with fewer GPUs limits the
     rate. Copies of a KV head are sent once and duplicated on the target. 0 tokens cost nothing.
-
-    Raises
-    ------
-    BadInput
-        A degree does not divide the heads, or the GPU's links are unknown.
     """
     for degree in (source_degree, target_degree):
         check_degree(model, degree)

@@ -105,7 +105,6 @@ class EngineCost:
             raise BadInput(f"engine cost expert_share is {self.expert_share!r}: use at most 1")
 
     def iteration_s(self, batch: int, context_tokens: int, prefill_tokens: int = 0) -> float:
-        """Seconds of one iteration."""
         fixed_s = self.fixed_s
         if prefill_tokens:
             fixed_s += self.prompt_s

@@ -291,13 +291,7 @@ class MeasuredTable:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any], where: str = "table") -> MeasuredTable:
-        """Read a table from parsed JSON.
-
-        Raises
-        ------
-        BadInput
-            It is no table, has another version, or a value is impossible; the message names `where`.
-        """
+        """Read a table from parsed JSON."""
         if mapping.get("format") != FORMAT:
             raise BadInput(
                 f"{where} is no engine table: its format is {mapping.get('format')!r}, not {FORMAT!r}"
@@ -328,13 +322,6 @@ class MeasuredTable:
         return cls(**content, where=where)
 
     def save(self, path: Path) -> None:
-        """Write the table.
-
-        Raises
-        ------
-        BadInput
-            The file cannot be written.
-        """
         try:
             path.write_text(json.dumps(self.to_mapping(), indent=2) + "\n", encoding="utf-8")
         except OSError as error:
@@ -342,13 +329,7 @@ class MeasuredTable:
 
     @classmethod
     def load(cls, name_or_path: str | Path) -> MeasuredTable:
-        """Read a shipped table by name, or a file.
-
-        Raises
-        ------
-        BadInput
-            There is no such table or file, or the file is no table.
-        """
+        """Read a shipped table by name, or a file."""
         name = str(name_or_path)
         try:
             text = (
@@ -368,7 +349,6 @@ class MeasuredTable:
 
 
 def table_names() -> list[str]:
-    """Names of the tables that ship with the package."""
     folder = resources.files("heddle_dask.cost") / "tables"
     if not folder.is_dir():
         return []

@@ -108,7 +108,6 @@ class MemoryProfile:
     def add(
         self, context_tokens: float, left_tokens: Sequence[float], stretch: float = 1.0, growth: float = 1.0
     ) -> None:
-        """Add a resident."""
         self._residents.append((context_tokens, left_tokens, stretch, growth))
         self._sum()
 

@@ -16,24 +16,12 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def read_shape(directory: str | Path) -> ModelShape:
-    """The shape of the model in a directory.
-
-    Raises
-    ------
-    BadInput
-        It has no readable config.json, or one that `shape_of_config` refuses.
-    """
+    """The shape of the model in a directory."""
     return shape_of_config(read_config(directory), str(Path(directory) / "config.json"))
 
 
 def read_config(directory: str | Path) -> dict[str, Any]:
-    """The parsed config.json of the model in a directory.
-
-    Raises
-    ------
-    BadInput
-        The directory has no readable config.json.
-    """
+    """The parsed config.json of the model in a directory."""
     path = Path(directory) / "config.json"
     try:
         config = json.loads(path.read_text(encoding="utf-8"))

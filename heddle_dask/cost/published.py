@@ -23,13 +23,7 @@ def model_names() -> list[str]:
 
 
 def gpu_of(name: str) -> Gpu:
-    """The published figures of a GPU; the name is case-insensitive.
-
-    Raises
-    ------
-    BadInput
-        The name is unknown.
-    """
+    """The published figures of a GPU; the name is case-insensitive."""
     known = _constants("gpus")
     if name.lower() not in known:
         raise BadInput(f"GPU {name!r} is unknown: use {', '.join(sorted(known))}")
@@ -37,24 +31,12 @@ def gpu_of(name: str) -> Gpu:
 
 
 def model_of(name_or_directory: str) -> ModelShape:
-    """The shape of a published model (case-insensitive name), or of the model in a directory.
-
-    Raises
-    ------
-    BadInput
-        It is neither, or the directory's config.json is not supported.
-    """
+    """The shape of a published model (case-insensitive name), or of the model in a directory."""
     return shape_of_config(config_of(name_or_directory), name_or_directory)
 
 
 def config_of(name_or_directory: str) -> dict[str, Any]:
-    """The parsed config.json of a published model (the keys used here), or of the model in a directory.
-
-    Raises
-    ------
-    BadInput
-        It is neither, or the directory has no readable config.json.
-    """
+    """The parsed config.json of a published model (the keys used here), or of the model in a directory."""
     known = _constants("models")
     name = name_or_directory.lower()
     if name in known:
@@ -65,20 +47,6 @@ def config_of(name_or_directory: str) -> dict[str, Any]:
     raise BadInput(
         f"model {name_or_directory!r} is unknown: use {', '.join(sorted(known))} or a directory with a config.json"
     )
-
-
-def source_of(name: str) -> str:
-    """The source of the figures of a GPU or model.
-
-    Raises
-    ------
-    BadInput
-        The name is unknown.
-    """
-    known = {**_constants("gpus"), **_constants("models")}
-    if name.lower() not in known:
-        raise BadInput(f"{name!r} has no source: use {', '.join(sorted(known))}")
-    return str(known[name.lower()]["source"])
 
 
 def _constants(kind: str) -> dict[str, dict[str, Any]]:

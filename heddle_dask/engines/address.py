@@ -32,8 +32,6 @@ class EngineAddress:
 
     Attributes
     ----------
-    socket
-        Path of its Unix socket.
     port
         Its loopback port, for a router that speaks no Unix sockets. Every user of the machine reaches it.
     """
@@ -51,13 +49,7 @@ class EngineAddress:
 
 
 def socket_address(directory: Path, name: str) -> EngineAddress:
-    """The address of a socket in a directory.
-
-    Raises
-    ------
-    BadInput
-        The path is too long for a socket.
-    """
+    """The address of a socket in a directory."""
     path = str(directory / name)
     length = len(os.fsencode(path))
     if length > LONGEST_SOCKET_PATH_BYTES:
@@ -79,11 +71,6 @@ def engines_directory() -> Path:
     All owners of engines share it, so that each start finds what a dead owner has left behind. It lies in the directory
     for temporary files, or in ``/tmp`` where the path would be too long for a socket. ``XDG_RUNTIME_DIR`` would not do:
     systemd removes it at the user's last logout, also under programs that go on.
-
-    Raises
-    ------
-    BadInput
-        See `private_directory`.
     """
     name = f"heddle-engines-{os.getuid()}"
     path = Path(tempfile.gettempdir()) / name
@@ -150,11 +137,6 @@ def free_port(host: str = LOOPBACK, among: range | None = None) -> int:
     ----------
     among
         The only ports that may be taken; None: any.
-
-    Raises
-    ------
-    BadInput
-        The machine has no such address, or none of the ports is free.
     """
     family, address = _resolved(host)
     below = among or range(_LOWEST_PORT, max(_first_of_connections(), _LOWEST_PORT + 1))
@@ -186,13 +168,7 @@ def is_loopback(host: str) -> bool:
 
 
 def interface_of(host: str) -> str:
-    """The network interface that has an address of this machine.
-
-    Raises
-    ------
-    BadInput
-        None has it.
-    """
+    """The network interface that has an address of this machine."""
     _, address = _resolved(host)
     for name, addresses in psutil.net_if_addrs().items():
         if any(each.address.partition("%")[0] == address for each in addresses):

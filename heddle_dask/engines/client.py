@@ -88,13 +88,7 @@ class EngineClient(EngineConnection):
         return await self._transfers.import_kv(request_id, token_ids, handle)
 
     async def warm(self, token_ids: Sequence[int], request_id: str) -> KvImport:
-        """Have this engine compute the KV of a context: a plain step of one token.
-
-        Raises
-        ------
-        EngineUnreachable, EngineRefused
-            As `generate`.
-        """
+        """Have this engine compute the KV of a context: a plain step of one token."""
         return await self._transfers.warm(request_id, token_ids)
 
     # -- weights -----------------------------------------------------------------------------------
@@ -141,13 +135,7 @@ class EngineClient(EngineConnection):
         return await self._updates.install(directory, version, keep_kv=keep_kv, load_timeout_s=load_timeout_s)
 
     async def label_weights(self, version: PolicyVersion) -> None:
-        """Tell an engine which version it was started with: it labels the tokens that it samples.
-
-        Raises
-        ------
-        EngineUnreachable, EngineRefused
-            As `describe`.
-        """
+        """Tell an engine which version it was started with: it labels the tokens that it samples."""
         await self._updates.label(version)
 
     @contextlib.contextmanager

@@ -32,13 +32,7 @@ _POLL_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class EngineWeights:
-    """Verified weights in the processes of an engine, which go with it.
-
-    Attributes
-    ----------
-    client
-        Of that engine.
-    """
+    """Verified weights in the processes of an engine, which go with it."""
 
     version: PolicyVersion
     client: EngineClient
@@ -48,13 +42,7 @@ class EngineWeights:
 
 
 class CollectiveFetch:
-    """Fetches for one engine.
-
-    Parameters
-    ----------
-    copies
-        Knows the engine's model.
-    """
+    """Fetches for one engine."""
 
     def __init__(self, client: EngineClient, dialect: Dialect, copies: NodeWeightsDirectory) -> None:
         if not isinstance(dialect, WeightTransferDialect):
@@ -64,13 +52,7 @@ class CollectiveFetch:
         self._copies = copies
 
     async def fetch(self, uri: str, version: PolicyVersion, stop: threading.Event) -> EngineWeights:
-        """Let the engine receive a version; see `NodeWeightsDirectory.fetch`.
-
-        Raises
-        ------
-        WeightsRefused
-        FetchStopped
-        """
+        """Let the engine receive a version; see `NodeWeightsDirectory.fetch`."""
         place = CollectiveUri.parse(uri)
         asked = {"lineage": version.lineage, "number": version.number}
         manifest = WeightManifest.from_json(await _asked_trainer(place, "manifest", asked))

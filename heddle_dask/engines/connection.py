@@ -40,12 +40,6 @@ class EngineConnection:
 
     Parameters
     ----------
-    address
-        Where the engine listens.
-    dialect
-        That of the engine's kind.
-    connect_timeout_s
-        Bound for opening a connection.
     question_timeout_s
         Bound for health, description and abort (not for steps, which have none).
     """
@@ -71,7 +65,6 @@ class EngineConnection:
 
     @property
     def address(self) -> EngineAddress:
-        """Where the engine listens."""
         return self._address
 
     @property
@@ -86,11 +79,6 @@ class EngineConnection:
         ----------
         timeout_s
             None: `question_timeout_s`.
-
-        Raises
-        ------
-        EngineUnreachable, EngineRefused
-            As `describe`.
         """
         timeout = (
             self._question_timeout
@@ -100,46 +88,22 @@ class EngineConnection:
         return await self._answered("POST", self._address.url + path, body, timeout)
 
     async def one_token_step(self, request_id: str, body: bytes) -> bytes:
-        """Send a `Dialect.one_token_body`; returns the answer's bytes. `abort` finds it.
-
-        Raises
-        ------
-        EngineUnreachable, EngineRefused
-            As `generate`.
-        """
+        """Send a `Dialect.one_token_body`; returns the answer's bytes. `abort` finds it."""
         with self._flying(request_id):
             return await self._answered("POST", self._generate_url, body, self._step_timeout)
 
     async def canary(self) -> None:
-        """Run a step of one token, before all steps that wait; waits as long as it takes.
-
-        Raises
-        ------
-        EngineUnreachable, EngineRefused
-            As `generate`.
-        """
+        """Run a step of one token, before all steps that wait; waits as long as it takes."""
         body = self._dialect.one_token_body(CANARY_REQUEST_ID, [1], FIRST, None)
         await self.one_token_step(CANARY_REQUEST_ID, body)
 
     async def progress(self) -> tuple[float, ...]:
-        """Numbers of which one changes when the engine works on steps; see `Dialect.progress_of_answer`.
-
-        Raises
-        ------
-        EngineUnreachable, EngineRefused
-            As `describe`.
-        """
+        """Numbers of which one changes when the engine works on steps; see `Dialect.progress_of_answer`."""
         answer = await self._question("GET", self._dialect.COUNTERS_PATH)
         return self._dialect.progress_of_answer(answer)
 
     async def configuration(self) -> Mapping[str, Any]:
-        """The engine's whole configuration, in its own words.
-
-        Raises
-        ------
-        EngineUnreachable, EngineRefused
-            As `describe`.
-        """
+        """The engine's whole configuration, in its own words."""
         answer = await self._question("GET", self._dialect.CONFIGURATION_PATH)
         return self._dialect.configuration_of_answer(answer)
 
@@ -148,11 +112,6 @@ class EngineConnection:
 
         Unknown ids are ignored. An engine forgets an abort that arrives before its request, so the abort of a request
         of this client is repeated until that request has ended.
-
-        Raises
-        ------
-        EngineUnreachable
-            The engine did not answer.
         """
         # An empty list would abort every request of the engine.
         names, gap_s = list(request_ids), _FIRST_ABORT_GAP_S

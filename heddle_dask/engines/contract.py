@@ -249,10 +249,6 @@ class KvFacts:
     ----------
     lease_s
         Seconds that the engine keeps exported blocks.
-    block_tokens
-        Size of its KV blocks.
-    tp_degree
-        Its TP degree.
     """
 
     lease_s: float

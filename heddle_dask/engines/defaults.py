@@ -26,13 +26,7 @@ def with_small_defaults(spec: EngineSpec) -> EngineSpec:
 
 
 def model_context_tokens(model: str) -> int | None:
-    """The longest context that the configuration of a model directory states; None where it states none.
-
-    Raises
-    ------
-    BadInput
-        The configuration cannot be read.
-    """
+    """The longest context that the configuration of a model directory states; None where it states none."""
     if not (Path(model) / "config.json").is_file():
         return None
     # It needs numpy, which commands that start no engine do without.

@@ -30,38 +30,30 @@ class Dialect(Protocol):
 
     def generate_body(self, request: GenerateRequest, /) -> bytes:
         """The body of a request for one LLM step."""
-        ...
 
     def result_of_json(self, body: bytes, /) -> GenerateResult:
         """Read an answer that came as one JSON object."""
-        ...
 
     def result_of_stream(self, body: bytes, first_s: float, decode_s: float, /) -> GenerateResult:
         """Read an answer that came as server-sent events; seconds to the first event, and from there to the last."""
-        ...
 
     def abort_body(self, request_ids: Sequence[str], /) -> bytes:
         """The body of a request that ends requests early."""
-        ...
 
     def error_of_answer(self, status: int, body: bytes, /) -> EngineRefused | EngineUnreachable:
         """The error that an answer with another HTTP status than 200 stands for."""
-        ...
 
     def configuration_of_answer(self, body: bytes, /) -> Mapping[str, Any]:
         """The engine's whole configuration, in its own words."""
-        ...
 
     def info_of_answers(self, models: bytes, configuration: Mapping[str, Any], /) -> EngineInfo:
         """The engine's description, from its list of models and its configuration."""
-        ...
 
     def progress_of_answer(self, body: bytes, /) -> tuple[float, ...]:
         """Numbers of which one changes with every iteration on steps, from the answer to `COUNTERS_PATH`.
 
         Empty for an engine that has no such numbers: then only a one-token request shows that it works.
         """
-        ...
 
     def one_token_body(
         self,
@@ -72,11 +64,9 @@ class Dialect(Protocol):
         /,
     ) -> bytes:
         """The body of a step of one token that computes, exports or imports the KV of a context."""
-        ...
 
     def transfer_of_json(self, body: bytes, /) -> tuple[GenerateResult, Mapping[str, Any] | None]:
         """Read the answer to a `one_token_body`: its result, and the parameters of the exported KV."""
-        ...
 
 
 @runtime_checkable
@@ -85,11 +75,9 @@ class KvDialect(Dialect, Protocol):
 
     def kv_facts(self, configuration: Mapping[str, Any], /) -> KvFacts | None:
         """What a KV transfer depends on; None when this engine transfers no KV."""
-        ...
 
     def export_params(self) -> dict[str, Any]:
         """The `kv_transfer_params` that ask an engine to keep a step's KV for another engine."""
-        ...
 
 
 @runtime_checkable
@@ -104,15 +92,12 @@ class WeightDialect(Protocol):
 
     def load_weights_body(self, directory: str, /) -> bytes:
         """The body of a request that loads the weights of a model directory into the running model."""
-        ...
 
     def label_body(self, label: str, /) -> bytes:
         """The body of a request that labels all tokens sampled from now on."""
-        ...
 
     def kv_was_dropped(self, body: bytes, /) -> bool:
         """Whether an engine has dropped all KV, that of its running steps included."""
-        ...
 
 
 @runtime_checkable
@@ -124,16 +109,12 @@ class WeightTransferDialect(WeightDialect, Protocol):
 
     def receive_weights_body(self, info: Mapping[str, Any], /) -> bytes:
         """The body of a request that begins to receive: ``manifest``, ``meeting``, and the engine's first ``rank``."""
-        ...
 
     def received_weights_body(self) -> bytes:
         """The body of a request that asks how far every process has received."""
-        ...
 
     def received_weights(self, body: bytes, /) -> list[Mapping[str, Any]]:
         """Of each process its ``device``, and of its latest reception ``version``, ``ended`` and ``cause``."""
-        ...
 
     def load_received_requests(self, label: str, /) -> Sequence[tuple[str, bytes]]:
         """Paths and bodies of the requests that load received weights, in order."""
-        ...

@@ -45,7 +45,6 @@ class KvTransferClient:
         self._used: dict[tuple[str, str], float] = {}
 
     async def export_kv(self, request_id: str, token_ids: Sequence[int]) -> KvHandle:
-        """Pin a context's KV on this engine."""
         try:
             facts = await self._ask()
             assert self._kv is not None  # else it was refused
@@ -80,7 +79,6 @@ class KvTransferClient:
         )
 
     async def import_kv(self, request_id: str, token_ids: Sequence[int], handle: KvHandle) -> KvImport:
-        """Fetch a context's KV from its source."""
         began_s = time.monotonic()
         try:
             facts = await self._ask()
@@ -108,7 +106,6 @@ class KvTransferClient:
         return KvImport(handle.tokens, time.monotonic() - began_s)
 
     async def warm(self, request_id: str, token_ids: Sequence[int]) -> KvImport:
-        """Compute a context's KV here."""
         began_s = time.monotonic()
         body = self._dialect.one_token_body(request_id, token_ids, FIRST, None)
         result, _ = self._dialect.transfer_of_json(await self._engine.one_token_step(request_id, body))

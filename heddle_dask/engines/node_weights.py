@@ -60,11 +60,9 @@ class NodeWeights:
 
     @property
     def path(self) -> Path:
-        """The directory."""
         return self._held.path
 
     def release(self) -> None:
-        """Let it be removed. A second call does nothing."""
         self._held.release()
 
 
@@ -112,8 +110,6 @@ class NodeWeightsDirectory:
 
         Parameters
         ----------
-        uri
-            Of its manifest.
         version, current
             What is asked for, and what the engine has.
         stop

@@ -72,13 +72,7 @@ class EngineOptions:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Read the options from parsed JSON or TOML.
-
-        Raises
-        ------
-        BadInput
-            A key is unknown, or a value is impossible.
-        """
+        """Read the options from parsed JSON or TOML."""
         known = cls.names()
         unknown = sorted(set(mapping) - set(known))
         if unknown:
@@ -109,12 +103,7 @@ _HARDWARE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def check_hardware(name: str, value: object) -> None:
-    """Refuse a class of hardware that is no plain name; empty: none.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse a class of hardware that is no plain name; empty: none."""
     if not isinstance(value, str) or (value and _HARDWARE.fullmatch(value) is None):
         raise BadInput(f"{name} is {value!r}: use letters, digits, '.', '-' and '_', such as H800")
 
@@ -161,11 +150,6 @@ class EngineSpec:
     hardware
         Class of the GPUs, for affinity (``"H20"``), where the worker does not say it (``--hardware`` of a rollout
         worker, ``hardware`` of a group); empty: all engines are alike.
-
-    Raises
-    ------
-    BadInput
-        A value that no engine can have.
     """
 
     kind: str
@@ -219,26 +203,14 @@ class EngineSpec:
 
     @property
     def named_slots(self) -> int:
-        """`slots`, where the spec must name them.
-
-        Raises
-        ------
-        BadInput
-            It names none.
-        """
+        """`slots`, where the spec must name them."""
         if self.slots is None:
             raise BadInput("engine slots are not given: give the number of sequences in one batch")
         return self.slots
 
     @property
     def named_context_tokens(self) -> int:
-        """`max_model_len`, where the spec must name it.
-
-        Raises
-        ------
-        BadInput
-            It names none.
-        """
+        """`max_model_len`, where the spec must name it."""
         if self.max_model_len is None:
             raise BadInput("engine max_model_len is not given: give the longest context in tokens")
         return self.max_model_len
@@ -252,13 +224,7 @@ class EngineSpec:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> EngineSpec:
-        """Read a spec from parsed JSON or TOML.
-
-        Raises
-        ------
-        BadInput
-            A key is unknown or missing, or a value is impossible.
-        """
+        """Read a spec from parsed JSON or TOML."""
         check_keys("engine spec", mapping, [field.name for field in fields(cls)], required=2)
         values = dict(mapping)
         values["devices"] = tuple(mapping.get("devices", ()))
@@ -272,38 +238,30 @@ class StartsEngines(Protocol):
     @property
     def server_module(self) -> str:
         """Start of the module name behind ``-m`` in `command`, by which its processes are recognised."""
-        ...
 
     def check_installed(self) -> None:
         """Raise `BadInput` when this Python cannot start such an engine."""
-        ...
 
     def check_model(self, model: str) -> None:
         """Raise `BadInput` when the engine cannot load the model for a reason visible from outside."""
-        ...
 
     def check_tp_degree(self, model: str, tp_degree: int) -> None:
         """Raise `BadInput` when the model does not run at that TP degree."""
-        ...
 
     def check(self, spec: EngineSpec) -> None:
         """Raise `BadInput` when an engine of this spec cannot be started here."""
-        ...
 
     def completed(self, spec: EngineSpec) -> EngineSpec:
         """The spec with the `slots` and `max_model_len` of an engine that is started here, where it names none.
 
         They stay None where only the engine knows.
         """
-        ...
 
     def command(self, spec: EngineSpec, address: EngineAddress) -> EngineCommand:
         """The command that serves `spec` at an address, and only there."""
-        ...
 
     def uses_gpus(self) -> bool:
         """True: engines of this kind use the GPUs of `EngineSpec.devices`, or all that their owner sees."""
-        ...
 
 
 class DescribesEngines(Protocol):
@@ -312,25 +270,20 @@ class DescribesEngines(Protocol):
     @property
     def default_cost(self) -> Mapping[str, Any] | None:
         """Cost of an engine without a cost in its options; None for kinds with ``takes_cost`` False."""
-        ...
 
     @property
     def takes_cost(self) -> bool:
         """True: the engine runs no model and takes the time of the cost in its options. False: it runs a model."""
-        ...
 
     @property
     def prefill_includes_queue(self) -> bool:
         """True: `GenerateResult.prefill_s` includes the wait in the engine's own queue."""
-        ...
 
     def described(self, spec: EngineSpec) -> str:
         """Name, version and settings of the engine, for the tables of measurements."""
-        ...
 
     def kv_bytes_per_token(self, spec: EngineSpec) -> float:
         """Bytes of KV cache of one token over all layers, in the model's own precision; 0.0 when it is not known."""
-        ...
 
     def options_for(
         self,
@@ -349,11 +302,9 @@ class DescribesEngines(Protocol):
         max_positions
             For kinds that run a model: accept contexts of that many tokens, beyond what the model was trained on.
         """
-        ...
 
     def effective_cost(self, spec: EngineSpec, cost: EngineCost) -> EngineCost:
         """`cost` in real seconds, with the KV capacity that this engine has."""
-        ...
 
 
 @runtime_checkable
@@ -363,17 +314,14 @@ class EngineKind(StartsEngines, DescribesEngines, Protocol):
     @property
     def name(self) -> str:
         """The kind's name in messages and tables."""
-        ...
 
     @property
     def options_type(self) -> type[EngineOptions]:
         """The class of `EngineSpec.options`."""
-        ...
 
     @property
     def dialect(self) -> Dialect:
         """How to talk to an engine of this kind."""
-        ...
 
 
 @runtime_checkable
@@ -382,17 +330,10 @@ class ReceivesBroadcasts(Protocol):
 
     def receiving(self, options: EngineOptions) -> EngineOptions:
         """The same options, of engines that receive broadcasts."""
-        ...
 
 
 def engine_kind(name: str) -> EngineKind:
-    """The kind of that name, or the object that ``package.module:object`` names.
-
-    Raises
-    ------
-    BadInput
-        There is none of that name, or the module or object cannot be imported.
-    """
+    """The kind of that name, or the object that ``package.module:object`` names."""
     module, separator, attribute = (
         ENGINE_KINDS.get(name, name).partition(":") if isinstance(name, str) else ("",) * 3
     )

@@ -86,13 +86,7 @@ def _answers(path: str) -> bool:
 
 
 def _own_record(path: str) -> dict[str, int | str] | None:
-    """The content of a record; None when it is gone, is a link, or belongs to another user.
-
-    Raises
-    ------
-    ValueError, TypeError
-        It is no JSON object.
-    """
+    """The content of a record; None when it is gone, is a link, or belongs to another user."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -123,8 +117,6 @@ class SupervisedProcess:
 
     Parameters
     ----------
-    argv
-        Its command line.
     directory
         Made when absent; receives ``NAME.log``.
     records
@@ -192,13 +184,7 @@ class SupervisedProcess:
         await asyncio.to_thread(kill_stale, str(self.records))
 
     def launch(self) -> None:
-        """Start the program without waiting for it.
-
-        Raises
-        ------
-        HeddleError
-            It was launched before.
-        """
+        """Start the program without waiting for it."""
         if self._popen is not None:
             raise HeddleError(f"{self.name} was launched before: make a new process")
         self.directory.mkdir(parents=True, exist_ok=True)

@@ -51,13 +51,7 @@ _REFUSED = {
 
 
 def check_extra_arguments(arguments: Sequence[str]) -> None:
-    """Refuse arguments of vLLM's command line that are set here, and those with secrets.
-
-    Raises
-    ------
-    BadInput
-        There is one.
-    """
+    """Refuse arguments of vLLM's command line that are set here, and those with secrets."""
     for argument in arguments:
         long = argument.startswith("--")
         name = argument.lstrip("-").partition("=")[0].partition(".")[0].replace("_", "-").removeprefix("no-")
@@ -76,13 +70,7 @@ def check_extra_arguments(arguments: Sequence[str]) -> None:
 
 
 def extra_arguments(given: Sequence[str]) -> tuple[str, ...]:
-    """``KEY=VALUE`` or ``KEY``, each as vLLM's command line has it.
-
-    Raises
-    ------
-    BadInput
-        One has no key.
-    """
+    """``KEY=VALUE`` or ``KEY``, each as vLLM's command line has it."""
     arguments: list[str] = []
     for each in given:
         key, equals, value = each.partition("=")
@@ -141,11 +129,6 @@ class VllmOptions(EngineOptions):
         and penalties, of the distribution that was sampled from.
     weight_transfer
         The engine can receive weights that a trainer broadcasts (docs/weight-updates.md).
-
-    Raises
-    ------
-    BadInput
-        A value that cannot be, or an extra argument that is set here or secret.
     """
 
     kv_cache_gib: float = 1.0
@@ -179,26 +162,14 @@ class VllmOptions(EngineOptions):
 
 
 def vllm_options(options: EngineOptions) -> VllmOptions:
-    """The options, known to be those of a vLLM engine.
-
-    Raises
-    ------
-    BadInput
-        They are those of another kind.
-    """
+    """The options, known to be those of a vLLM engine."""
     if not isinstance(options, VllmOptions):
         raise BadInput(f"a vLLM engine takes VllmOptions, not {type(options).__name__}")
     return options
 
 
 def installed_vllm_build() -> VllmBuild:
-    """The build of vLLM that this Python has.
-
-    Raises
-    ------
-    BadInput
-        vLLM is not installed.
-    """
+    """The build of vLLM that this Python has."""
     if util.find_spec("vllm") is None:
         raise BadInput(f"vLLM is not installed in {sys.prefix}: {_INSTALL}")
     try:
@@ -214,13 +185,7 @@ def installed_vllm_build() -> VllmBuild:
 
 
 def check_kv_transfer() -> None:
-    """Refuse KV transfers when NIXL, which vLLM needs for them, is absent.
-
-    Raises
-    ------
-    BadInput
-        NIXL is not installed.
-    """
+    """Refuse KV transfers when NIXL, which vLLM needs for them, is absent."""
     if util.find_spec("nixl") is None:
         raise BadInput(f"KV transfers need NIXL, which is not installed in {sys.prefix}: `pip install nixl`")
 
@@ -229,11 +194,6 @@ def check_model(model: str) -> None:
     """Refuse a model that vLLM cannot load for a reason visible from outside.
 
     A name that is not a path is left to vLLM: it may be a model to download.
-
-    Raises
-    ------
-    BadInput
-        A path that does not exist, or a directory without a model in it.
     """
     path = Path(model)
     if path.is_dir():

@@ -63,7 +63,6 @@ class HeddleWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load what was received."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()

@@ -79,11 +79,9 @@ class Meeting:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Read `to_mapping`."""
         return cls(**mapping)
 
     def to_mapping(self) -> dict[str, Any]:
-        """As JSON has it."""
         return asdict(self)
 
 
@@ -107,14 +105,8 @@ class BroadcastGroup:
 
     Parameters
     ----------
-    device
-        Of this rank.
     place
         `meeting_place`, at rank 0; the others connect to it.
-
-    Raises
-    ------
-    BroadcastFailed
     """
 
     def __init__(self, meeting: Meeting, rank: int, device: torch.device, place: Any = None) -> None:
@@ -303,12 +295,6 @@ class Reception:
 
     Parameters
     ----------
-    manifest
-        Text of the manifest.
-    rank
-        Of this process in the broadcast.
-    device
-        Of this process.
     before
         The reception before this one. It is let end: a rank that left would end the broadcast for all others.
     """
@@ -336,13 +322,7 @@ class Reception:
         return {"version": self.label, "ended": not self._thread.is_alive(), "cause": self._cause}
 
     def take(self) -> dict[str, torch.Tensor]:
-        """The tensors by name, verified, in the host's memory; only once.
-
-        Raises
-        ------
-        ValueError
-            They are not there.
-        """
+        """The tensors by name, verified, in the host's memory; only once."""
         tensors, self._tensors = self._tensors, None
         if tensors is None:
             raise ValueError(f"weights {self.label} are not received: {self._cause or 'taken, or under way'}")

@@ -43,11 +43,9 @@ class WeightUpdateClient:
 
     @property
     def is_updating(self) -> bool:
-        """Whether a change is under way."""
         return self._one.locked()
 
     async def label(self, version: PolicyVersion) -> None:
-        """Label the tokens that the engine samples from now on."""
         body = self._known().label_body(str(version))
         await self._ask(self._known().LABEL_PATH, body, _ANSWER_S)
         self.version = version
@@ -55,7 +53,6 @@ class WeightUpdateClient:
     async def install(
         self, directory: str | None, version: PolicyVersion, *, keep_kv: bool, load_timeout_s: float
     ) -> WeightInstallation:
-        """Change the engine's weights."""
         dialect = self._known()
         loads = self._loads(directory, version)
         async with self._one:

@@ -62,7 +62,6 @@ _compact = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
 def generate_body(request: GenerateRequest) -> bytes:
-    """The request body of ``POST /inference/v1/generate``."""
     sampling = request.sampling
     params: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
@@ -101,7 +100,6 @@ def generate_body(request: GenerateRequest) -> bytes:
 
 
 def _structured_outputs(form: StructuredOutput) -> dict[str, Any]:
-    """vLLM's `structured_outputs`."""
     named = {"json": form.json_schema, "regex": form.regex, "choice": form.choice, "grammar": form.grammar}
     return {name: value for name, value in named.items() if value is not None}
 
@@ -132,7 +130,6 @@ def one_token_body(
 
 
 def export_params() -> dict[str, Any]:
-    """The `kv_transfer_params` that ask an engine to keep a step's KV for another engine."""
     remote = ("remote_engine_id", "remote_block_ids", "remote_host", "remote_port")
     return {"do_remote_decode": True, "do_remote_prefill": False, **dict.fromkeys(remote)}
 
@@ -144,7 +141,6 @@ def configuration_of_answer(body: bytes) -> Mapping[str, Any]:
 
 
 def info_of_answers(models: bytes, configuration: Mapping[str, Any]) -> EngineInfo:
-    """The engine's description, from the answer to `MODELS_PATH` and its configuration."""
     model = json.loads(models)["data"][0]
     cache = configuration.get("cache_config") or {}
     blocks, block_tokens = cache.get("num_gpu_blocks"), cache.get("block_size")
@@ -166,7 +162,6 @@ def progress_of_answer(body: bytes) -> tuple[float, ...]:
 
 
 def kv_facts(configuration: Mapping[str, Any]) -> KvFacts | None:
-    """What a KV transfer depends on; None when the engine transfers no KV."""
     transfer = configuration.get("kv_transfer_config")
     if transfer is None:
         return None
@@ -184,12 +179,10 @@ def load_weights_body(directory: str) -> bytes:
 
 
 def receive_weights_body(info: Mapping[str, Any]) -> bytes:
-    """The request body that begins to receive broadcast weights, in every process of the engine."""
     return _compact({"init_info": info}).encode()
 
 
 def received_weights_body() -> bytes:
-    """The request body that asks how far every process has received."""
     return _compact({"method": "received_weights"}).encode()
 
 
@@ -200,7 +193,6 @@ def received_weights(body: bytes) -> list[Mapping[str, Any]]:
 
 
 def load_received_requests(label: str) -> Sequence[tuple[str, bytes]]:
-    """Paths and bodies of the requests that load received weights, in order."""
     return (
         ("/start_weight_update", b"{}"),
         ("/update_weights", _compact({"update_info": {"version": label}}).encode()),
@@ -209,18 +201,15 @@ def load_received_requests(label: str) -> Sequence[tuple[str, bytes]]:
 
 
 def label_body(label: str) -> bytes:
-    """The request body of ``POST /update_weight_version``."""
     return _compact({"new_version": label}).encode()
 
 
 def kv_was_dropped(body: bytes) -> bool:
-    """Read the answer to `DROP_KV_PATH`."""
     answer = json.loads(body)
     return isinstance(answer, Mapping) and answer.get("success") is True
 
 
 def abort_body(request_ids: Sequence[str]) -> bytes:
-    """The request body of ``POST /abort_requests``."""
     return _compact({"request_ids": [ENGINE_ID_PREFIX + name for name in request_ids]}).encode()
 
 
@@ -238,7 +227,6 @@ def error_message(body: bytes) -> str:
 
 
 def error_of_answer(status: int, body: bytes) -> EngineRefused | EngineUnreachable:
-    """The error that an answer with another HTTP status than 200 stands for."""
     return error_of_status(status, error_message(body))
 
 
@@ -334,24 +322,12 @@ def _version_of_label(label: str) -> PolicyVersion:
 
 
 def result_of_json(body: bytes) -> GenerateResult:
-    """Read an answer that came as one JSON object; its times are those that the engine states, else NaN.
-
-    Raises
-    ------
-    EngineUnreachable
-        The answer is cut short or contradicts itself.
-    """
+    """Read an answer that came as one JSON object; its times are those that the engine states, else NaN."""
     return transfer_of_json(body)[0]
 
 
 def transfer_of_json(body: bytes) -> tuple[GenerateResult, Mapping[str, Any] | None]:
-    """Read the answer to a `one_token_body`: its result, and the parameters of the KV kept for another engine.
-
-    Raises
-    ------
-    EngineUnreachable
-        The answer is cut short or contradicts itself.
-    """
+    """Read the answer to a `one_token_body`: its result, and the parameters of the KV kept for another engine."""
     gathered = _Gathered()
     gathered.add(_parsed(body))
     return gathered.result(math.nan, math.nan), gathered.kv_transfer_params

@@ -26,11 +26,6 @@ class FunctionCall:
     ----------
     cpus
         Short for `needs`; None afterwards.
-
-    Raises
-    ------
-    BadInput
-        What no action can have.
     """
 
     function: Callable[..., Any]
@@ -195,11 +190,6 @@ class ActionContext(Protocol):
         start
             Position of the first token that is asked for, at least 1. The answer has one logprob for each token from
             there on, given all tokens before it.
-
-        Raises
-        ------
-        ActionFailed, BadInput
-            As `score`.
         """
         return await self._ask_service(
             ServiceCall("logprobs", service, token_ids, start, gpus, kind, timeout_s)
@@ -207,8 +197,6 @@ class ActionContext(Protocol):
 
     async def _perform(self, call: FunctionCall) -> Any:
         """The value of a function, which runs as an action."""
-        ...
 
     async def _ask_service(self, asked: ServiceCall) -> list[float]:
         """The answer of a model service."""
-        ...

@@ -107,11 +107,6 @@ class Reward:
         Named parts, such as ``{"format": 1.0, "answer": 0.0}``: finite numbers.
     metadata
         JSON-able facts about the attempt, stored beside what `Context.metadata` has.
-
-    Raises
-    ------
-    BadInput
-        A value of another type.
     """
 
     value: float | None
@@ -131,13 +126,7 @@ class Reward:
 
     @classmethod
     def of(cls, value: object) -> Reward:
-        """What a program returned: a reward, a number, or None.
-
-        Raises
-        ------
-        BadInput
-            None of these.
-        """
+        """What a program returned: a reward, a number, or None."""
         return value if isinstance(value, Reward) else cls(_number(value))
 
 
@@ -150,13 +139,7 @@ def _number(value: object) -> float | None:
 
 
 def stored_metadata(metadata: object) -> dict[str, Any]:
-    """Metadata as they are read again from a run.
-
-    Raises
-    ------
-    BadInput
-        They are no mapping of names to JSON values.
-    """
+    """Metadata as they are read again from a run."""
     try:
         if isinstance(metadata, Mapping) and all(isinstance(name, str) for name in metadata):
             stored: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False))
@@ -365,18 +348,12 @@ class Context(ActionContext, Protocol):
             Whether it may use the worker's network.
         **limits
             ``max_files``, ``max_processes``, ``output_bytes``, ``setup_timeout_s``, as in `SandboxSpec`.
-
-        Raises
-        ------
-        BadInput
-            A parameter that is not allowed.
         """
         spec = sandbox_spec(root, kind, files, setup, memory, disk, network, **limits)
         return self._open_sandbox(spec)
 
     def _open_sandbox(self, spec: SandboxSpec) -> ProgramSandbox:
         """The sandbox that is described."""
-        ...
 
 
 class Environment(Protocol):

@@ -46,8 +46,6 @@ class CodeEnvironment:
     ----------
     tier
         ``"easy"``: 2 or 3 rules; ``"hard"``: 5 to 7.
-    split
-        Test problems never occur in the train split, for any seed.
     """
 
     uses_sandbox: ClassVar[bool] = True
@@ -60,12 +58,9 @@ class CodeEnvironment:
 
     @property
     def name(self) -> str:
-        """``code``, with the tier and the split where they are not easy and test."""
         return environment_name("code", self.tier, self.split)
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
-        """`count` different problems of this tier and split, the same for the same seed."""
-
         def draw(rng: random.Random) -> Task:
             return _draw(rng, self.tier)
 

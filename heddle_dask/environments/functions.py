@@ -59,13 +59,7 @@ def is_environment(value: object) -> bool:
 
 
 def as_environment(env: object) -> Environment:
-    """An `Environment` from one, or from a coroutine function ``solve(task, ctx)``.
-
-    Raises
-    ------
-    BadInput
-        It is neither.
-    """
+    """An `Environment` from one, or from a coroutine function ``solve(task, ctx)``."""
     if not isinstance(env, type) and is_environment(env):
         return cast(Environment, env)
     if inspect.iscoroutinefunction(env):

@@ -91,11 +91,6 @@ class GymnasiumEnvironment:
         ``render_mode`` is ``"ansi"``, else ``str``.
     timeout_s
         Seconds of one call of the environment; None: no limit.
-
-    Raises
-    ------
-    BadInput
-        `timeout_s` is no number above 0.
     """
 
     def __init__(

@@ -45,12 +45,10 @@ class Stage:
 
     @property
     def words(self) -> str:
-        """The rule in English."""
         return _rule(self.key).words.format(k=self.number)
 
     @property
     def returns(self) -> bool:
-        """Whether this is the last stage of a program."""
         return self.key in _return_rules()
 
     @property

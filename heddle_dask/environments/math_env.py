@@ -42,8 +42,6 @@ class MathEnvironment:
     ----------
     tier
         ``"easy"``: 1 to 6 operations; ``"hard"``: 5 to 11, with references to earlier lines.
-    split
-        Test problems never occur in the train split, for any seed.
     """
 
     uses_sandbox: ClassVar[bool] = True
@@ -56,11 +54,9 @@ class MathEnvironment:
 
     @property
     def name(self) -> str:
-        """``math``, with the tier and the split where they are not easy and test."""
         return environment_name("math", self.tier, self.split)
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
-        """`count` different problems of this tier and split, the same for the same seed."""
         draw = _draw_easy if self.tier == "easy" else _draw_hard
         return draw_tasks(draw, count, seed=seed, split=self.split)
 

@@ -60,18 +60,7 @@ def _check_weight(name: str, weight: object, given: object) -> None:
 
 
 class Mix:
-    """Draws which part comes at which position; a function of the seed.
-
-    Parameters
-    ----------
-    weights
-        By name of the environment.
-
-    Raises
-    ------
-    BadInput
-        There is no part, or a weight is no finite number above 0.
-    """
+    """Draws which part comes at which position; a function of the seed."""
 
     def __init__(self, weights: Mapping[str, float], seed: int) -> None:
         if not weights:
@@ -157,16 +146,6 @@ class MixedEnvironment:
 
     Its trajectories keep the name of the part that they are of. Task ids begin with it where two parts may have the
     same ones.
-
-    Parameters
-    ----------
-    parts
-        Environments with their weights.
-
-    Raises
-    ------
-    BadInput
-        As `MixedSource`.
     """
 
     def __init__(self, parts: Sequence[tuple[Environment, float]]) -> None:
@@ -211,13 +190,7 @@ class MixedEnvironment:
         return task
 
     def part_of(self, task: Task) -> Environment:
-        """The environment that a task of `tasks` is of.
-
-        Raises
-        ------
-        BadInput
-            It did not come from `tasks`.
-        """
+        """The environment that a task of `tasks` is of."""
         name = self._part_of.get(task.task_id)
         if name is None:
             raise BadInput(
@@ -230,18 +203,7 @@ class MixedEnvironment:
 
 
 def mixed_environment(text: str, load: Callable[[str], Environment]) -> Environment:
-    """The environment that ``--env`` names: one, or a mix.
-
-    Parameters
-    ----------
-    load
-        Makes one environment from its text.
-
-    Raises
-    ------
-    BadInput
-        As `parse_mix`, or as `load`.
-    """
+    """The environment that ``--env`` names: one, or a mix."""
     parts = parse_mix(text)
     if len(parts) == 1:
         return load(parts[0].spec)
@@ -249,13 +211,7 @@ def mixed_environment(text: str, load: Callable[[str], Environment]) -> Environm
 
 
 def mixed_source(text: str, load: Callable[[str], Environment], seed: int) -> TaskSource:
-    """The endless source of tasks that ``--env`` names.
-
-    Raises
-    ------
-    BadInput
-        As `mixed_environment`.
-    """
+    """The endless source of tasks that ``--env`` names."""
     parts = parse_mix(text)
     sources = [(EnvironmentSource(load(part.spec), seed), part.weight) for part in parts]
     return sources[0][0] if len(sources) == 1 else MixedSource(sources, seed)
@@ -272,8 +228,6 @@ class MixShare:
 
     Attributes
     ----------
-    share
-        That the weights ask for.
     sampled, consumed
         Trajectories that were asked for, and those of them that came to their end (completed or truncated).
     """

@@ -59,8 +59,6 @@ class ProgramSandbox(Protocol):
         ------
         ActionFailed
             The sandbox could not be started, or its workers were lost too often.
-        BadInput
-            A parameter that is not allowed.
         """
 
     async def put(self, path: str, content: bytes | str) -> None:
@@ -107,12 +105,7 @@ def sandbox_spec(
     network: bool,
     **limits: Any,
 ) -> SandboxSpec:
-    """The description of a sandbox that a program asks for (`Context.sandbox`).
-
-    Raises
-    ------
-    BadInput
-    """
+    """The description of a sandbox that a program asks for (`Context.sandbox`)."""
     if isinstance(setup, str) or not all(isinstance(each, str) for each in setup):
         raise BadInput(f"sandbox: setup is {setup!r}: use a list of commands")
     contents = {

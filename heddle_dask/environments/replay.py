@@ -105,13 +105,7 @@ class ReplayEnvironment:
         return f"replay:{self._path.name}"
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
-        """`count` different trajectories, chosen by the seed. The payload has the trace's group.
-
-        Raises
-        ------
-        BadInput
-            The file has fewer than `count` trajectories.
-        """
+        """`count` different trajectories, chosen by the seed. The payload has the trace's group."""
         if count > len(self._traces):
             raise BadInput(
                 f"{count} tasks asked of trace file {str(self._path)!r}, which has "

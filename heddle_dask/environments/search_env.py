@@ -62,11 +62,9 @@ class SearchEnvironment:
 
     @property
     def name(self) -> str:
-        """``search``, with the tier and the split where they are not easy and test."""
         return environment_name("search", self.tier, self.split)
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
-        """`count` different questions of this tier and split, the same for the same seed."""
         worlds = _TEST_WORLDS if self.split == "test" else _TRAIN_WORLDS
 
         def draw(rng: random.Random) -> Task:

@@ -58,8 +58,6 @@ class ShellEnvironment:
     tier
         ``"easy"``: 3 modules, one bug, the issue names its module, and the suite takes 1 to 5 CPU seconds; ``"hard"``:
         5 or 6 modules, 2 or 3 bugs that the issue describes only, and 5 to 60 CPU seconds.
-    split
-        Test problems never occur in the train split, for any seed.
     cpus
         CPUs that the tests for the reward may use.
     """
@@ -75,12 +73,9 @@ class ShellEnvironment:
 
     @property
     def name(self) -> str:
-        """``shell``, with the tier and the split where they are not easy and test."""
         return environment_name("shell", self.tier, self.split)
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
-        """`count` different repositories of this tier and split, the same for the same seed."""
-
         def draw(rng: random.Random) -> Task:
             return _draw(rng, self.tier)
 

@@ -44,13 +44,7 @@ def split_of(problem: str) -> Split:
 
 
 def check_options(tier: str, split: str) -> None:
-    """Refuse unknown tiers and splits.
-
-    Raises
-    ------
-    BadInput
-        The tier or split is unknown; the message lists the allowed ones.
-    """
+    """Refuse unknown tiers and splits."""
     if tier not in ("easy", "hard"):
         raise BadInput(f"unknown tier {tier!r}: choose easy or hard")
     if split not in ("train", "test"):
@@ -77,11 +71,6 @@ def draw_tasks(
     ----------
     problem_of
         The part of a task that determines its split: tasks with equal problems are in the same one.
-
-    Raises
-    ------
-    BadInput
-        There are fewer than `count` different problems.
     """
     if count < 0:
         raise BadInput(f"count of tasks must not be negative, got {count}")

@@ -42,13 +42,7 @@ class TaskSource(Protocol):
 
 
 class ListSource:
-    """The given tasks of one environment, in their order.
-
-    Raises
-    ------
-    BadInput
-        There is none.
-    """
+    """The given tasks of one environment, in their order."""
 
     def __init__(self, tasks: Sequence[Task], environment: Environment) -> None:
         if not tasks:
@@ -101,13 +95,6 @@ class EnvironmentSource:
         return f"{self._environment.name} in rounds of {len(self._first)}, seed {self._seed}"
 
     def task(self, position: int) -> SourcedTask:
-        """See `TaskSource.task`.
-
-        Raises
-        ------
-        BadInput
-            The environment cannot give tasks.
-        """
         number, index = divmod(position, len(self._first))
         if self._newest[0] != number:
             # Almost every position is that after the one before: one round is kept.

@@ -96,8 +96,6 @@ class Cgroup:
 
     Attributes
     ----------
-    version
-        Of the control groups.
     folders
         Its folder by controller; with version 2 they are one.
     """
@@ -120,7 +118,6 @@ class Cgroup:
                 _write(Path(path), str(pid))
 
     def set_cores(self, cores: Collection[int]) -> None:
-        """The processes run on these cores alone."""
         wanted = tuple(cores)
         if "cpuset" in self.folders and wanted and wanted != self._cores:
             _write(self.folders["cpuset"] / "cpuset.cpus", ",".join(map(str, wanted)))
@@ -159,7 +156,6 @@ class Cgroup:
         return next((int(value) for each, value in itertools.pairwise(words) if each == key), 0)
 
     def pids(self) -> list[int]:
-        """The processes that are here."""
         folder = next(iter(self.folders.values()))
         return [int(word) for word in _words(folder / "cgroup.procs")]
 
@@ -231,12 +227,7 @@ class CgroupTree:
         return cls(found.version, folders) if folders else None
 
     def make(self) -> Cgroup:
-        """A group for the processes of one action at a time.
-
-        Raises
-        ------
-        OSError
-        """
+        """A group for the processes of one action at a time."""
         self.clear()
         self._number += 1
         folders = {name: folder / f"a{self._number}" for name, folder in self.folders.items()}

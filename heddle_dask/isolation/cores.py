@@ -74,13 +74,7 @@ def _limit(path: Path) -> int | None:
 
 
 class CoreAllocator:
-    """The free cores of one worker, by NUMA node.
-
-    Parameters
-    ----------
-    nodes
-        The NUMA node of each core.
-    """
+    """The free cores of one worker, by NUMA node."""
 
     def __init__(self, nodes: Mapping[int, int]) -> None:
         self._node_of = dict(nodes)

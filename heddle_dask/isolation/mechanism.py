@@ -32,13 +32,7 @@ class Mechanism:
 
     @classmethod
     def of(cls, groups: CgroupTree | None, shared_because: str = "") -> Mechanism:
-        """The means that are there.
-
-        Parameters
-        ----------
-        groups
-            Control groups that can be made; None: none.
-        """
+        """The means that are there."""
         has: Collection[str] = () if groups is None else groups.folders
         name = "" if groups is None else f"cgroup v{groups.version}"
         return cls(
@@ -50,7 +44,6 @@ class Mechanism:
 
     @property
     def text(self) -> str:
-        """All of it in one line."""
         means: dict[str, list[str]] = {}
         for what, by in (("cores", self.cores), ("memory", self.memory), ("processes", self.processes)):
             if what == "cores" and self.shared_because:

@@ -1,4 +1,4 @@
-"""Processes below a process: found, counted, frozen, and killed until none is left."""
+"""Processes below a process: found, counted, and killed until none is left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -112,7 +112,7 @@ def end_children(spared: Collection[int] = ()) -> bool:
     own = os.getpid()
     deadline_s = time.monotonic() + _LONGEST_S
     while time.monotonic() < deadline_s:
-        targets = _stopped(lambda living: _below_except(own, spared, living))
+        targets = _stopped_below(own, spared)
         kill_all(targets)
         children = [pid for pid in own_children() if pid not in spared]
         for pid in children:
@@ -126,15 +126,12 @@ def end_children(spared: Collection[int] = ()) -> bool:
     return found
 
 
-def _below_except(root: int, spared: Collection[int], living: dict[int, ProcessStat]) -> list[int]:
-    return below(root, {pid: each for pid, each in living.items() if pid not in spared})
-
-
-def _stopped(targets: Callable[[dict[int, ProcessStat]], Iterable[int]]) -> list[int]:
-    """Stop the processes that `targets` picks of the living ones, until it picks no new one; returns their pids."""
+def _stopped_below(root: int, spared: Collection[int]) -> list[int]:
+    """Stop what is below `root` but for the spared, until nothing new is there; returns the pids."""
     stopped: dict[int, None] = {}
     for _ in range(_ROUNDS_TO_STOP):
-        going = [pid for pid in targets(live_processes()) if pid not in stopped]
+        living = {pid: each for pid, each in live_processes().items() if pid not in spared}
+        going = [pid for pid in below(root, living) if pid not in stopped]
         if not going:
             break
         for pid in going:
@@ -160,18 +157,3 @@ def kill_all(pids: Iterable[int]) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
-
-
-def freeze(root: int) -> list[int]:
-    """Stop `root` and all below it (SIGSTOP), also what starts meanwhile; returns their pids.
-
-    For services of a sandbox, which hold no cores between its actions.
-    """
-    return _stopped(lambda living: [pid for pid in (root, *below(root, living)) if pid in living])
-
-
-def thaw(root: int) -> None:
-    """Let `root` and all below it go on (SIGCONT)."""
-    for pid in (root, *below(root)):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGCONT)

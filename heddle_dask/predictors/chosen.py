@@ -29,11 +29,6 @@ def build_predictor(
     observation_per_token
         Observation tokens per generated token that oracles report (`core.nouns.Prediction`); a learned predictor
         measures it instead.
-
-    Raises
-    ------
-    BadInput
-        The file of a warm start cannot be read.
     """
     # XGBoost takes a second to import; sessions without a learned predictor skip it.
     from heddle_dask.predictors.learned import LearnedPredictor

@@ -37,28 +37,21 @@ class Predictor(Protocol):
 
     def predict(self, rows: Sequence[Progress]) -> list[Prediction]:
         """One prediction per row, in order; never fails for lack of data."""
-        ...
 
     def observe_running(self, progress: Progress) -> None:
         """Record a decision point of a running trajectory: a running sibling, and censored training data."""
-        ...
 
     def observe_finished(self, finished: Finished) -> None:
         """Record the end of a trajectory; empty `points` mean the points from `observe_running`."""
-        ...
 
     def warm_start(self, finished: Iterable[Finished]) -> None:
         """Learn from earlier trajectories, oldest first, and fit at once."""
-        ...
 
     def due(self) -> bool:
         """Whether enough trajectories have ended since the last fit to fit again."""
-        ...
 
     def fit(self) -> Fitted | None:
         """Fit on all observations; `predict` goes on with the old model. None without data. Takes seconds."""
-        ...
 
     def adopt(self, fitted: Fitted) -> None:
         """Answer with this model from now on."""
-        ...

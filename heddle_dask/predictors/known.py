@@ -35,8 +35,6 @@ class Oracle:
     ----------
     known
         True totals. They are read at each prediction, so trajectories may be added later.
-    observation_per_token
-        As in `core.nouns.Prediction`.
     """
 
     source = "oracle"

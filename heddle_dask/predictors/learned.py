@@ -114,7 +114,6 @@ class LearnedPredictor:
         ]
 
     def observe_running(self, progress: Progress) -> None:
-        """Record a decision point of a running trajectory."""
         with self._lock:
             self._book.running(progress)
             points = self._running.setdefault(progress.trajectory_id, [])
@@ -125,7 +124,6 @@ class LearnedPredictor:
                 points.append(progress)
 
     def observe_finished(self, finished: Finished) -> None:
-        """Record the end of a trajectory; empty `points` mean the points from `observe_running`."""
         with self._lock:
             points = self._running.pop(finished.trajectory_id, [])
             self._learn(finished if finished.points else replace(finished, points=tuple(points)))
@@ -164,14 +162,9 @@ class LearnedPredictor:
             self._tools_s -= known.tools_s
 
     def due(self) -> bool:
-        """Whether enough trajectories have ended since the last fit to fit again."""
         if self._fitted_at == 0:
             return self._told >= self.learning.first_fit
         return self._told >= (1.0 + self.learning.growth) * self._fitted_at
-
-    def fit_if_due(self) -> bool:
-        """Refit if due. Takes seconds; `predict` goes on with the old model meanwhile."""
-        return self.due() and self._fit_and_adopt()
 
     def _fit_and_adopt(self) -> bool:
         fitted = self.fit()
@@ -190,7 +183,6 @@ class LearnedPredictor:
         return None if model is None else Fitted(model, rows, told)
 
     def adopt(self, fitted: Fitted) -> None:
-        """Answer with this model from now on."""
         self.model, self._fitted_at = fitted.model, fitted.told
 
     def learnt(self) -> Learnt:

@@ -168,7 +168,9 @@ class PromptHistory:
 
     def add(self, key: str, attempt: PastAttempt) -> None:
         """Record the end of an attempt, once."""
-        earlier = [each for each in self._attempts.pop(key, []) if not _is_same(each, attempt)]
+        known = self._attempts.pop(key, [])
+        name = (attempt.trajectory_id, attempt.run)
+        earlier = [each for each in known if (each.trajectory_id, each.run) != name]
         # The dictionary is in order of last use: re-insert the prompt at the end; eviction takes the head.
         self._attempts[key] = [*earlier, attempt][-ATTEMPTS_KEPT:]
         self._facts.pop(key, None)
@@ -194,10 +196,6 @@ class PromptHistory:
     def attempts(self) -> Mapping[str, Sequence[PastAttempt]]:
         """All attempts by prompt, in order of last use."""
         return self._attempts
-
-
-def _is_same(one: PastAttempt, other: PastAttempt) -> bool:
-    return (one.trajectory_id, one.run) == (other.trajectory_id, other.run)
 
 
 # A prompt's attempts resemble each other more or less from task to task: these hold until enough prompts tell.

@@ -103,13 +103,7 @@ def with_running(facts: GroupFacts, running: RunningSiblings | None) -> GroupFac
 
 
 class GroupBook:
-    """Ended attempts at all prompts, and the running siblings of each group.
-
-    Attributes
-    ----------
-    run
-        Number of the present run.
-    """
+    """Ended attempts at all prompts, and the running siblings of each group."""
 
     def __init__(self) -> None:
         self.history = PromptHistory()

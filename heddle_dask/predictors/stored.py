@@ -59,13 +59,7 @@ def save_predictor(predictor: LearnedPredictor, path: Path | str) -> None:
 
 
 def load_predictor(path: Path | str) -> LearnedPredictor:
-    """Read what `save_predictor` wrote.
-
-    Raises
-    ------
-    BadInput
-        The file cannot be read, is no predictor, is damaged, or is of another version.
-    """
+    """Read what `save_predictor` wrote."""
     where = f"predictor file {str(path)!r}"
     try:
         data = json.loads(gzip.decompress(Path(path).read_bytes()))

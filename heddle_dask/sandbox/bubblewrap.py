@@ -110,8 +110,6 @@ class Bubblewrap:
 
     Parameters
     ----------
-    program
-        Path of ``bwrap``.
     private_user_ids
         True (needs root): no user namespace; each run has its own user id, so that the kernel limits its processes.
         False: a user namespace, in which the kernel counts per namespace (Linux 5.14 and later) unless the invoking

@@ -30,8 +30,6 @@ class TestReport:
 
     Attributes
     ----------
-    passed, total
-        Number of cases with the expected result, and number of all cases.
     text
         A summary with the first failures. Never contains an expected value.
     """
@@ -59,8 +57,6 @@ async def run_function_tests(
 
     Parameters
     ----------
-    code, function
-        The agent's code and the name of the function in it.
     cases
         Pairs of arguments and expected value.
     limits
@@ -69,11 +65,6 @@ async def run_function_tests(
         Number of sandboxes to which the cases are distributed.
     sandbox
         The sandbox; by default that of the running event loop.
-
-    Raises
-    ------
-    BadInput
-        A case has a value of another type, or there are no cases.
     """
     if not cases:
         raise BadInput(f"hidden tests of {function!r}: no cases given")

@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from heddle_dask.isolation.granted import Granted, granted
-from heddle_dask.sandbox.confinement import PreparedRun
+from heddle_dask.sandbox.confinement import DiskUsage, PreparedRun
 from heddle_dask.sandbox.inside import READY
 from heddle_dask.sandbox.outcome import Cause, RawRun, SandboxLimits
-from heddle_dask.sandbox.process_accounting import ProcessAccounting, proportional_bytes, scan
+from heddle_dask.sandbox.process_accounting import ProcessAccounting, scan, until_over
 
 _CHUNK_BYTES = 65536
 
@@ -149,29 +149,29 @@ class Child:
 
 # Upper limit for the kernel to clean up killed processes, which usually takes milliseconds.
 _REAP_S = 10.0
-_FIRST_LOOK_S = 0.1
-_LONGEST_LOOK_S = 0.5
 
 
 async def run_confined(
     prepared: PreparedRun, order: Mapping[str, Any], limits: SandboxLimits, accounting: ProcessAccounting
 ) -> RawRun:
-    """Start the prepared program, send its order, and wait until all its processes have ended.
-
-    Raises
-    ------
-    OSError
-        The program could not be started.
-    """
+    """Start the prepared program, send its order, and wait until all its processes have ended."""
     started_s = time.monotonic()
     child = Child(prepared, marshal.dumps(dict(order)), limits.output_bytes)
     exit_seen = asyncio.create_task(child.exited.wait())
     watch = asyncio.create_task(_watch(prepared, child.pid, limits, accounting))
     over = asyncio.create_task(child.output_over.wait())
+    tasks: tuple[asyncio.Task[Any], ...] = (exit_seen, watch, over)
     try:
-        stopped_for = await _until_end(exit_seen, watch, over, timeout_s=limits.wall_s)
+        done, _ = await asyncio.wait(tasks, timeout=limits.wall_s, return_when=asyncio.FIRST_COMPLETED)
+        stopped_for: Cause = "timeout"
+        if over in done:
+            stopped_for = "output"
+        elif exit_seen in done:
+            stopped_for = ""
+        elif watch in done:
+            stopped_for = watch.result()
     finally:
-        for task in (exit_seen, watch, over):
+        for task in tasks:
             task.cancel()
         try:
             await _leave_nothing(child, prepared)
@@ -187,47 +187,19 @@ async def run_confined(
     )
 
 
-async def _until_end(
-    exit_seen: asyncio.Task[Any],
-    watch: asyncio.Task[Any],
-    over: asyncio.Task[Any],
-    *,
-    timeout_s: float,
-) -> Cause:
-    """Wait for the program's exit or the first exceeded limit; returns the cause."""
-    done, _ = await asyncio.wait(
-        [exit_seen, watch, over],
-        timeout=timeout_s,
-        return_when=asyncio.FIRST_COMPLETED,
-    )
-    if over in done:
-        return "output"
-    if exit_seen in done:
-        return ""
-    if watch in done:
-        cause: Cause = watch.result()
-        return cause
-    return "timeout"
-
-
 async def _watch(
     prepared: PreparedRun, root: int, limits: SandboxLimits, accounting: ProcessAccounting
 ) -> Cause:
-    """Return the limit that the run as a whole exceeds; checks become rarer as the run gets longer."""
-    pause_s = _FIRST_LOOK_S
-    while True:
-        await asyncio.sleep(pause_s)
-        pause_s = min(_LONGEST_LOOK_S, pause_s * 1.5)
-        usage = await accounting.usage(prepared, root)
-        if usage.threads - prepared.wrapper_processes > limits.processes:
-            return "processes"
-        if usage.resident_bytes > limits.memory_bytes:
-            exact_bytes = await asyncio.to_thread(proportional_bytes, usage.pids)
-            if (usage.resident_bytes if exact_bytes is None else exact_bytes) > limits.memory_bytes:
-                return "memory"
-        disk = await asyncio.to_thread(prepared.disk_usage, usage.pids[prepared.wrapper_processes :])
-        if disk is not None and (disk.used_bytes > limits.disk_bytes or disk.files > limits.files):
-            return "files"
+    own = prepared.wrapper_processes
+    over = await until_over(
+        lambda: accounting.usage(prepared, root),
+        own,
+        limits.processes,
+        limits.memory_bytes,
+        lambda pids: prepared.disk_usage(pids[own:]),
+        DiskUsage(limits.disk_bytes, limits.files),
+    )
+    return "files" if over == "disk" else over
 
 
 async def _leave_nothing(child: Child, prepared: PreparedRun) -> None:
@@ -253,7 +225,7 @@ def _kill_all(root: int, running: bool, prepared: PreparedRun) -> None:
         _kill_user(prepared.owned_uid)
     if not running:
         return
-    victims = [entry.pid for entry in scan() if entry.parent == root] if _wraps(prepared) else []
+    victims = [entry.pid for entry in scan() if entry.parent == root] if prepared.wrapper_processes else []
     for victim in victims:
         with contextlib.suppress(ProcessLookupError):
             os.kill(victim, signal.SIGKILL)
@@ -262,10 +234,6 @@ def _kill_all(root: int, running: bool, prepared: PreparedRun) -> None:
         # signal would wait for ever.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(root, signal.SIGKILL)
-
-
-def _wraps(prepared: PreparedRun) -> bool:
-    return prepared.wrapper_processes > 0
 
 
 def _kill_user(uid: int) -> None:

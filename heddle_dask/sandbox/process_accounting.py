@@ -9,12 +9,16 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from heddle_dask.sandbox.confinement import PreparedRun
+from heddle_dask.isolation.process_tree import live_processes
+from heddle_dask.sandbox.confinement import DiskUsage, PreparedRun
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_FIRST_LOOK_S = 0.1
+_LONGEST_LOOK_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,37 @@ def usage_of(facts: Sequence[ProcessFacts], owned_uid: int | None, root: int) ->
     )
 
 
+async def until_over(
+    look: Callable[[], Awaitable[Usage]],
+    own_threads: int,
+    most_threads: int,
+    memory_bytes: int,
+    disk: Callable[[Sequence[int]], DiskUsage | None],
+    allowed: DiskUsage,
+) -> Literal["processes", "memory", "disk"]:
+    """Wait until a run exceeds a limit as a whole; checks become rarer as the run gets longer.
+
+    Parameters
+    ----------
+    own_threads
+        Threads of the confinement itself, which do not count.
+    """
+    pause_s = _FIRST_LOOK_S
+    while True:
+        await asyncio.sleep(pause_s)
+        pause_s = min(_LONGEST_LOOK_S, pause_s * 1.5)
+        usage = await look()
+        if usage.threads - own_threads > most_threads:
+            return "processes"
+        if usage.resident_bytes > memory_bytes:
+            exact_bytes = await asyncio.to_thread(proportional_bytes, usage.pids)
+            if (usage.resident_bytes if exact_bytes is None else exact_bytes) > memory_bytes:
+                return "memory"
+        used = await asyncio.to_thread(disk, usage.pids)
+        if used is not None and (used.used_bytes > allowed.used_bytes or used.files > allowed.files):
+            return "disk"
+
+
 def proportional_bytes(pids: Sequence[int]) -> int | None:
     """Resident memory with shared pages counted once over all sharers; None where not readable.
 
@@ -96,28 +131,12 @@ def proportional_bytes(pids: Sequence[int]) -> int | None:
 def scan() -> list[ProcessFacts]:
     """Read /proc once. Ended processes are left out, zombies too."""
     facts = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit():
-            continue
+    for pid, each in live_processes().items():
         try:
-            with open(f"/proc/{name}/stat", "rb") as file:
-                stat = file.read()
-            uid = os.stat(f"/proc/{name}").st_uid
+            uid = os.stat(f"/proc/{pid}").st_uid
         except (FileNotFoundError, ProcessLookupError):
             continue
-        # The name in parentheses may contain spaces; fields are counted after it.
-        fields = stat[stat.rindex(b")") + 2 :].split()
-        if fields[0] in (b"Z", b"X"):
-            continue
-        facts.append(
-            ProcessFacts(
-                pid=int(name),
-                parent=int(fields[1]),
-                uid=uid,
-                threads=int(fields[17]),
-                resident_bytes=int(fields[21]) * _PAGE_BYTES,
-            )
-        )
+        facts.append(ProcessFacts(pid, each.parent, uid, each.threads, each.resident_pages * _PAGE_BYTES))
     return facts
 
 

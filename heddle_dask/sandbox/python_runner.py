@@ -64,18 +64,7 @@ class PythonSandbox:
 
     @classmethod
     async def detect(cls, only: Mode | None = None) -> PythonSandbox:
-        """Find the strongest working mode by running a program in each.
-
-        Parameters
-        ----------
-        only
-            Try only this mode.
-
-        Raises
-        ------
-        HeddleError
-            No mode works; the message has the error of each attempt and what to install.
-        """
+        """Find the strongest working mode by running a program in each."""
         attempts = []
         for name, confinement in candidates():
             if only is not None and confinement.mode != only:
@@ -97,7 +86,6 @@ class PythonSandbox:
 
     @property
     def mode(self) -> Mode:
-        """Name of the mode in `docs/sandbox.md`."""
         return self.confinement.mode
 
     async def run(
@@ -155,13 +143,7 @@ def candidates() -> Iterator[tuple[str, Confinement]]:
 
 
 async def shared_sandbox() -> PythonSandbox:
-    """The sandbox of the running event loop, detected at the first call.
-
-    Raises
-    ------
-    HeddleError
-        No mode works on this machine.
-    """
+    """The sandbox of the running event loop, detected at the first call."""
     loop = asyncio.get_running_loop()
     for closed in [other for other in tuple(_shared) if other.is_closed()]:
         _shared.pop(closed, None)
@@ -188,8 +170,6 @@ async def run_python(
     ----------
     code
         Run as a script (``__name__ == "__main__"``) in a private directory; standard library only.
-    limits
-        Limits of the run.
     cpus
         CPUs granted; in ``HEDDLE_CPUS`` and the variables of numeric libraries.
     files

@@ -30,8 +30,6 @@ class RemoteSandbox:
     ----------
     address
         Of the service, such as ``http://127.0.0.1:8470``.
-    token
-        What the service asks for.
     """
 
     def __init__(self, address: str, token: str, name: str, spec: SandboxSpec) -> None:
@@ -44,7 +42,6 @@ class RemoteSandbox:
         self._renewing: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """See the contract."""
         body = {"name": self._name, "spec": {**spec_to_json(self._spec), "files": {}, "setup": []}}
         try:
             self._take(await self._ask("POST", "/sandboxes", json=body))
@@ -64,23 +61,19 @@ class RemoteSandbox:
                 return  # the next operation is told
 
     async def exec(self, command: Command) -> ExecResult:
-        """See the contract."""
         limit_s = command.timeout_s + _MARGIN_S
         form = await self._ask("POST", f"/sandboxes/{self._id}/exec", limit_s=limit_s, json=asdict(command))
         return ExecResult(**form)
 
     async def put(self, path: str, content: bytes) -> None:
-        """See the contract."""
         await self._ask("PUT", f"/sandboxes/{self._id}/files", params={"path": path}, data=content)
 
     async def get(self, path: str, most_bytes: int = 16 * MIB) -> bytes:
-        """See the contract."""
         params = {"path": path, "most_bytes": str(most_bytes)}
         content: bytes = await self._ask("GET", f"/sandboxes/{self._id}/files", raw=True, params=params)
         return content
 
     async def fork(self, name: str) -> RemoteSandbox:
-        """See the contract."""
         copy = RemoteSandbox(self._address, self._token, name, self._spec)
         copy._take(await self._ask("POST", f"/sandboxes/{self._id}/fork", json={"name": name}))
         return copy

@@ -25,13 +25,7 @@ def spec_from_json(form: dict[str, Any]) -> SandboxSpec:
 
 
 def read_token(path: Path, *, make: bool = True) -> str:
-    """The token in a file that only this user can read; made if it is missing and `make`.
-
-    Raises
-    ------
-    HeddleError
-        Others can read it, it is empty, or it cannot be read.
-    """
+    """The token in a file that only this user can read; made if it is missing and `make`."""
     try:
         if make and not path.exists():
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -57,14 +57,8 @@ class SandboxServer:
 
     Parameters
     ----------
-    base
-        Directory for their files.
-    token
-        What every request must carry.
     lease_s
         Seconds without a request after which a sandbox is ended.
-    kind
-        Of its sandboxes, as in `SandboxSpec`.
     max_sandboxes
         At the same time; one more is refused.
     """

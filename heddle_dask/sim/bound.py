@@ -103,13 +103,7 @@ class MakespanBound:
 
 
 def makespan_bound(trajectories: Sequence[PlannedTrajectory], fleet: SimulatedFleet) -> MakespanBound:
-    """Lower bounds of the makespan of `trajectories` on `fleet`, from cold caches.
-
-    Raises
-    ------
-    BadInput
-        There is no trajectory.
-    """
+    """Lower bounds of the makespan of `trajectories` on `fleet`, from cold caches."""
     if not trajectories:
         raise BadInput("the bound of no trajectories: give at least one")
     kinds = _kinds(fleet)

@@ -28,8 +28,6 @@ class PlannedWork:
     path_prefill
         Tokens to be computed before the step's first token, for this trajectory or for a sibling; the whole prompt
         for a first step.
-    own_prefill
-        The part of `path_prefill` that no sibling computes.
     decode_area
         Sum over the step's tokens except the first: context before the token, less one.
     decoded_by_residue
@@ -45,7 +43,6 @@ class PlannedWork:
     context: Whole
     generated: Whole
     path_prefill: Whole
-    own_prefill: Whole
     decode_area: Whole
     decoded_by_residue: Whole
     held_area: Floats
@@ -85,7 +82,6 @@ def measure_work(trajectories: Sequence[PlannedTrajectory]) -> PlannedWork:
         context=context_,
         generated=generated,
         path_prefill=path_,
-        own_prefill=own,
         # The contexts before the tokens are context + 1 ... context + decoded; subtract one from each.
         decode_area=decoded * context_ + decoded * (decoded - 1) // 2,
         decoded_by_residue=_residues(context_, decoded),

@@ -22,10 +22,6 @@ class SimulatedCalls:
 
     Parameters
     ----------
-    fails
-        Whether an action ends with an error.
-    tell
-        Sends an event to the controller.
     returned
         Called when a call came back to its program, which has not ended.
     given_up
@@ -63,7 +59,6 @@ class SimulatedCalls:
             tell,
             self._ended,
         )
-        self._bodies: tuple[ActionBody, ...] = (self._unmanaged or self._tools,)
 
     # -- hosts -------------------------------------------------------------------------------------------------
 
@@ -137,7 +132,6 @@ class SimulatedCalls:
         return self._unmanaged or self._tools
 
     def run(self, command: cmd.RunAction) -> None:
-        """Begin an action on its host."""
         call = self.all[command.action_id]
         self._body_of(call).run(command, call)
 
@@ -146,7 +140,6 @@ class SimulatedCalls:
         self._services.carry_out(command)
 
     def abort(self, command: cmd.AbortAction) -> None:
-        """End a running action now."""
         self._body_of(self.all[command.action_id]).abort(command.action_id)
 
     def give_up(self, command: cmd.GiveUpAction) -> None:
@@ -159,9 +152,7 @@ class SimulatedCalls:
             self._given_up(self._programs[call.trajectory_id])
 
     def trajectory_ended(self, trajectory_id: TrajectoryId) -> None:
-        """Drop what is kept for a trajectory."""
-        for body in self._bodies:
-            body.trajectory_ended(trajectory_id)
+        (self._unmanaged or self._tools).trajectory_ended(trajectory_id)
 
     def _ended(self, event: ev.ActionFinished, call: SimulatedCall) -> None:
         self._tell(event)

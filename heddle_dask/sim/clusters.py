@@ -32,12 +32,8 @@ class HardwarePool:
 
     Attributes
     ----------
-    hardware
-        Name of the class.
     gpu
         A published name.
-    tp
-        TP degree of its engines.
     slots
         Slots of each engine; 0: `SLOTS_PER_GPU` for each of its GPUs.
     """
@@ -65,15 +61,11 @@ class Cluster:
         CPUs of the tool pool; 0: tools take none, and all run at once.
     step_added_s, action_added_s
         Seconds that the control plane adds to an LLM step and to a tool call.
-    kv_transfer
-        Whether engines transfer KV caches to each other.
     tables
         Names or files of measured tables, in place of the cost formula. Engines then have only the degrees of the
         tables.
     believed_gpu
         A published name: strategies plan with the cost formula of that GPU. Empty: with the true cost.
-    faults
-        Faults of the simulation.
     pools
         GPUs of several classes (``[[pools]]``), each with its own cost by the formula; `gpu`, `tp` and `slots` then
         mean nothing, and `gpus` is their sum.
@@ -106,13 +98,7 @@ class Cluster:
 
     @property
     def tp_degrees(self) -> tuple[int, ...]:
-        """The degree of each engine.
-
-        Raises
-        ------
-        BadInput
-            A degree does not divide a node, or the engines need more GPUs than there are.
-        """
+        """The degree of each engine."""
         degrees = (self.tp,) * (self.gpus // self.tp) if isinstance(self.tp, int) else self.tp
         for degree in dict.fromkeys((self.tp,) if isinstance(self.tp, int) else self.tp):
             if self.gpus_per_node % degree:
@@ -123,14 +109,7 @@ class Cluster:
         return degrees
 
     def fleet(self, model: str | ModelShape, *, max_context_tokens: int) -> SimulatedFleet:
-        """Engines of this model on these GPUs.
-
-        Raises
-        ------
-        BadInput
-            An unknown name, a degree that does not divide heads or node, a model or a context that does not fit, a
-            table of another model, or tables that lack a degree.
-        """
+        """Engines of this model on these GPUs."""
         shape = model_of(model) if isinstance(model, str) else model
         if self.pools:
             return self._mixed_fleet(shape, max_context_tokens)
@@ -266,13 +245,7 @@ CLUSTERS: Mapping[str, Cluster] = {
 
 
 def cluster_of(name_or_file: str) -> Cluster:
-    """A named cluster, or the one that a TOML file describes.
-
-    Raises
-    ------
-    BadInput
-        It is neither, the file is no TOML, a key is unknown, or a value is impossible.
-    """
+    """A named cluster, or the one that a TOML file describes."""
     if name_or_file in CLUSTERS:
         return CLUSTERS[name_or_file]
     path = Path(name_or_file)

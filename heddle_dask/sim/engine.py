@@ -27,8 +27,6 @@ class SimulatedEngine:
         Called at the virtual time of the admission or the end.
     delays
         With ``slot_s`` above 0, steps beyond ``slots + steps_ahead`` wait at the worker, by priority.
-    on_busy
-        Called after `busy` has changed.
 
     Attributes
     ----------
@@ -70,7 +68,6 @@ class SimulatedEngine:
 
     @property
     def running(self) -> int:
-        """Jobs in the batch."""
         return self._batch.running
 
     @property

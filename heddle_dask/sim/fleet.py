@@ -27,8 +27,6 @@ class ServiceTimes:
         Bytes per second from files to the GPUs of a copy, for a service without a copy in host memory.
     setup_s
         Seconds of every load beside the copying.
-    evict_s
-        Seconds of an eviction.
     batch_cost
         A request in a batch of n runs 1 + batch_cost (n - 1) times as long as alone. 0: batches are free; 1: requests
         share the copy, so that batching gains nothing.
@@ -320,16 +318,13 @@ class FaultDraws:
         self._faults, self._seed = faults, seed
 
     def tool_fails(self, action_id: str) -> bool:
-        """Whether this call ends with an error."""
-        return self._below(self._faults.tool_failure_share, action_id)
+        share = self._faults.tool_failure_share
+        return share > 0 and self._draw(action_id).random() < share
 
     def life_s(self, engine_id: str) -> float:
         """Seconds from an engine's start to its death; 0: it does not die."""
         mean_s = self._faults.engine_mtbf_s
         return self._draw(f"life of {engine_id}").expovariate(1 / mean_s) if mean_s else 0.0
-
-    def _below(self, share: float, name: str) -> bool:
-        return share > 0 and self._draw(name).random() < share
 
     def _draw(self, name: str) -> random.Random:
         # A seed of type str is hashed by SHA-512, not by `hash`: the same in every process.

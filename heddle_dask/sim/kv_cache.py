@@ -80,11 +80,6 @@ class CountedKvCache:
         """Tokens that can be allocated now, including idle ones that would be evicted."""
         return self.capacity_tokens - self._used_tokens
 
-    @property
-    def used_tokens(self) -> int:
-        """Tokens that running jobs hold."""
-        return self._used_tokens
-
     def hit_tokens(self, job: SimulatedJob) -> int:
         """Tokens of the job's context that are cached: whole blocks, and never the last token."""
         context = job.context_tokens

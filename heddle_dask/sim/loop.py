@@ -20,8 +20,6 @@ class VirtualTime:
     ----------
     now_s
         Seconds since the beginning; never goes back.
-    calls
-        Calls made so far.
     """
 
     def __init__(self) -> None:

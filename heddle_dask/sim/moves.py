@@ -39,8 +39,6 @@ class SimulatedMoves:
 
     Parameters
     ----------
-    engines, versions
-        Those of the world, with the weights that each engine has.
     keeps_kv
         Whether KV of other weights may be used.
     tell

@@ -36,8 +36,6 @@ class Candidate:
     ----------
     tp_degrees
         TP degrees of its engines, from the largest to the smallest.
-    searched
-        Whether the search proposed it.
     by_work_s
         Estimated makespan from the work model alone, seconds; infinite if some trajectory's context fits no engine.
     """
@@ -49,7 +47,6 @@ class Candidate:
 
     @property
     def engines(self) -> str:
-        """The engines in words: ``2 x TP4 + 8 x TP1``."""
         return engines_in_words(self.tp_degrees)
 
 
@@ -191,10 +188,6 @@ def budget_of(
 
     Parameters
     ----------
-    works
-        The work of each trajectory, for the search.
-    seed
-        Seed of the search.
     told_apart
         Whether the strategies can tell long trajectories from short ones.
 

@@ -93,16 +93,13 @@ class Program:
 
     @property
     def step_id(self) -> StepId:
-        """Identity of the current step."""
         return StepId(TrajectoryId(self.plan.trajectory_id), self.step_index, self.attempt)
 
     def note_engine(self, engine_id: EngineId) -> None:
-        """Record that a step is sent to this engine."""
         self.engine_changes += self.engine_id not in (None, engine_id)
         self.engine_id = engine_id
 
     def generate(self, tokens: int) -> None:
-        """Record `tokens` sampled tokens."""
         self.context_tokens += tokens
         self.left_tokens -= tokens
         self.delivered_tokens = self.context_tokens
@@ -117,7 +114,6 @@ class Program:
         self.attempt += 1
 
     def finish_step(self) -> None:
-        """Record the end of the step."""
         self.step_index += 1
         self.attempt = 0
         if self.step_index < len(self.plan.steps):
@@ -134,8 +130,6 @@ class SimulatedCall:
 
     Attributes
     ----------
-    work
-        What it has to do, and how long that takes.
     asked_s, begun_s, back_s
         When its program asked, when it began on its host (for the last time, if hosts were lost), and when its program
         went on; negative: not yet.
@@ -158,7 +152,6 @@ class SimulatedCall:
 
     @property
     def action_id(self) -> ActionId:
-        """Name of the call."""
         return self.request.action_id
 
     @property

@@ -122,8 +122,6 @@ class SimulatedRollout:
         Number of trajectories that ended by themselves; the others were cut off by a fault.
     tokens
         Sampled tokens of the completed trajectories.
-    bound
-        Lower bounds of `makespan_s`.
     queue_mean_s, queue_p99_s, queue_longest_s
         Seconds that a trajectory waited between its step requests and their admissions: mean, 0.99 quantile, and the
         value of the trajectory with most tokens.
@@ -144,8 +142,6 @@ class SimulatedRollout:
         Queue seconds of each trajectory, in the same order.
     cpu_s
         CPU seconds of this process for the rollout; not part of `figures`, which are equal in every run.
-    timeline
-        The timeline, if requested.
     """
 
     strategy: str
@@ -246,8 +242,6 @@ def simulate(
     ----------
     overrides
         Overrides in the form of `strategies.presets.build_strategies`.
-    seed
-        Seed of all random draws.
     warm
         Trajectories of other groups for the warm start of a learned predictor.
     name
@@ -260,11 +254,6 @@ def simulate(
         Whether to keep a timeline for a report.
     watch
         Called with every event and its commands, in order; cannot be combined with `watched`.
-
-    Raises
-    ------
-    BadInput
-        Unknown preset or part, no trajectory, one that fits no engine, or an affinity that the fleet lacks.
     """
     check_fit(trajectories, fleet)
     strategies = build_strategies(preset, seed=seed, overrides=overrides)
@@ -295,13 +284,7 @@ def simulate(
 
 
 def check_fit(trajectories: Sequence[PlannedTrajectory], fleet: SimulatedFleet) -> None:
-    """Refuse trajectories that could never end.
-
-    Raises
-    ------
-    BadInput
-        There is no trajectory, or one is longer than the context of some engine.
-    """
+    """Refuse trajectories that could never end."""
     if not trajectories:
         raise BadInput("nothing to simulate: give at least one trajectory")
     room = min(spec.max_context_tokens for spec, _ in fleet.engines)

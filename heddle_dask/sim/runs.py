@@ -10,7 +10,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.events import PredictionMade
 from heddle_dask.core.ids import FIRST_RUN, RunId, TrajectoryId
 from heddle_dask.core.run_description import RunDescription
-from heddle_dask.core.run_record import plain_name, qualified
+from heddle_dask.core.run_record import qualified
 from heddle_dask.core.run_strategies import BuildStrategies
 from heddle_dask.core.state import State
 from heddle_dask.core.view import StrategySet
@@ -47,7 +47,6 @@ class SimulatedPredictions:
         self._running = False
 
     def ask(self, trajectory_id: TrajectoryId) -> None:
-        """Request a prediction as of now."""
         if self._service is None:
             raise AssertionError("these strategies ask for predictions: give the simulation a predictor")
         self._service.ask(self._state.trajectories[trajectory_id], self._time.now_s)
@@ -55,7 +54,6 @@ class SimulatedPredictions:
             self._start(self._service)
 
     def ended(self, trajectory_id: TrajectoryId, status: str) -> None:
-        """Learn from a trajectory that ends now."""
         trajectory = self._state.trajectories.get(trajectory_id)
         if self._service is None or trajectory is None:
             return
@@ -143,29 +141,8 @@ def strategies_builder(beliefs: Mapping[int, EngineCost]) -> BuildStrategies:
     return build
 
 
-class PredictionsOfRuns:
-    """The predictor of each run, asked by the name of a trajectory."""
-
-    def __init__(self, by_run: Mapping[RunId, SimulatedPredictions]) -> None:
-        self._by_run = by_run
-
-    def ask(self, trajectory_id: TrajectoryId) -> None:
-        """Request a prediction as of now."""
-        self._by_run[plain_name(trajectory_id)[0]].ask(trajectory_id)
-
-    def ended(self, trajectory_id: TrajectoryId, status: str) -> None:
-        """Learn from a trajectory that ends now."""
-        self._by_run[plain_name(trajectory_id)[0]].ended(trajectory_id, status)
-
-
 class SimulatedRuns:
-    """Lets runs join and leave.
-
-    Parameters
-    ----------
-    tell
-        Hands an event to the controller.
-    """
+    """Lets runs join and leave."""
 
     def __init__(
         self,

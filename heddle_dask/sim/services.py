@@ -43,12 +43,6 @@ class SimulatedServices:
 
     Parameters
     ----------
-    services
-        Declared services by name.
-    fails
-        Whether an action ends with an error, after half its time.
-    tell
-        Takes the reports of loads and evictions.
     ended
         Takes the report of each action that has ended or was aborted, and its call.
     seed

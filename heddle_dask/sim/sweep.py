@@ -44,13 +44,7 @@ class SimulatedWorkload:
     digest: str = ""
 
     def drawn(self, seed: int) -> list[PlannedTrajectory]:
-        """The trajectories of a seed.
-
-        Raises
-        ------
-        BadInput
-            See `load_workload`; or the file has another digest.
-        """
+        """The trajectories of a seed."""
         return self._load(self.trajectories, seed)
 
     def foreseen(self, seed: int) -> list[PlannedTrajectory]:
@@ -98,11 +92,6 @@ class SimulatedWorkload:
         """The same workload for another process: a trace with its present digest, a file with its absolute path.
 
         A recorded trace keeps its name: every process reads the copy of its own installation.
-
-        Raises
-        ------
-        BadInput
-            The file cannot be read.
         """
         if self.name in WORKLOADS:
             return self
@@ -137,8 +126,6 @@ class SimulationJob:
     ----------
     warm
         Whether a learned predictor starts warm, from `SimulatedWorkload.others`.
-    watched
-        Whether the rollout keeps its timeline.
     """
 
     workload: SimulatedWorkload
@@ -150,13 +137,7 @@ class SimulationJob:
 
 
 def parse_arms(text: str, overrides: Sequence[str] = ()) -> list[Arm]:
-    """Parse strategies separated by commas, each ``preset:part=name,option=value:…``; `overrides` apply to all.
-
-    Raises
-    ------
-    BadInput
-        The text names no strategy, one twice, or one that cannot be parsed.
-    """
+    """Parse strategies separated by commas, each ``preset:part=name,option=value:…``; `overrides` apply to all."""
     written: list[str] = []
     for piece in text.split(","):
         # A comma before option=value belongs to a part; a comma before a preset separates strategies.
@@ -204,11 +185,6 @@ def run_jobs(jobs: Iterable[SimulationJob]) -> Iterator[SimulatedRollout]:
     """Run one job after the other, in order.
 
     Consecutive jobs of one workload and seed share the draw, so sort jobs by these.
-
-    Raises
-    ------
-    BadInput
-        See `SimulatedWorkload.drawn` and `rollout.simulate`.
     """
     draw: _Draw | None = None
     for job in jobs:

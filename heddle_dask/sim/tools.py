@@ -30,8 +30,6 @@ class SimulatedTools:
 
     Parameters
     ----------
-    fails
-        Whether an action ends with an error, after half its time.
     ended
         Called with the event of each action that has ended or was aborted, and its call.
     sandbox_start_s
@@ -54,8 +52,7 @@ class SimulatedTools:
         self._sandboxes: dict[TrajectoryId, HostId] = {}
 
     def run(self, command: RunAction, call: SimulatedCall) -> None:
-        """Begin an action."""
-        units = granted_units(command, call)
+        units = command.resources[call.request.demand.elastic or CPUS]
         seconds, cause = call.work.profile.seconds(units), ""
         if self._fails(call.action_id):
             seconds, cause = FAILED_TOOL_SHARE * seconds, "raised"
@@ -110,8 +107,3 @@ class SimulatedTools:
             cause=running.cause,
         )
         self._ended(event, call)
-
-
-def granted_units(command: RunAction, call: SimulatedCall) -> int:
-    """Units of the elastic resource that a command grants; CPUs, if the action has none."""
-    return command.resources[call.request.demand.elastic or CPUS]

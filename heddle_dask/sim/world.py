@@ -17,6 +17,7 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.ids import FIRST_RUN, EngineId, PolicyVersion, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription, StepRequest, TpDegreePlan
 from heddle_dask.core.run_description import RetryPolicy, RunDescription
+from heddle_dask.core.run_record import plain_name
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.predictors.contract import Predictor
@@ -29,7 +30,6 @@ from heddle_dask.sim.loop import VirtualTime
 from heddle_dask.sim.moves import SimulatedMoves
 from heddle_dask.sim.program import Program, SimulatedCall
 from heddle_dask.sim.runs import (
-    PredictionsOfRuns,
     SimulatedPredictions,
     SimulatedRun,
     SimulatedRuns,
@@ -59,12 +59,6 @@ class SimulatedWorld:
     ----------
     programs
         Programs by trajectory id, in order of submission, with their times and counts.
-    events
-        Number of events sent to the controller.
-    calls
-        The calls of tools and rewards.
-    moves
-        The moves of contexts.
     """
 
     def __init__(
@@ -94,12 +88,10 @@ class SimulatedWorld:
         self.events = 0
         self._shared = SharedCores(fleet.crowded, self.time)
         predictors = {FIRST_RUN: predictor, **{run_id: run.predictor for run_id, run in joining.items()}}
-        self._predictions = PredictionsOfRuns(
-            {
-                run_id: SimulatedPredictions(each, self.time, fleet.delays, self.controller.state, self._tell)
-                for run_id, each in predictors.items()
-            }
-        )
+        self._predictions = {
+            run_id: SimulatedPredictions(each, self.time, fleet.delays, self.controller.state, self._tell)
+            for run_id, each in predictors.items()
+        }
         self._fault_draws = FaultDraws(fleet.faults, seed)
         # Steps that were sent to an engine and have not reported, with their engine.
         self._jobs: dict[StepId, tuple[EngineId, SimulatedJob]] = {}
@@ -198,7 +190,7 @@ class SimulatedWorld:
             case cmd.StartStep():
                 self._start_step(command)
             case cmd.PredictRemaining():
-                self._predictions.ask(command.trajectory_id)
+                self._predictions[plain_name(command.trajectory_id)[0]].ask(command.trajectory_id)
             case cmd.RunAction():
                 self.calls.run(command)
             case cmd.AdmitTrajectory():
@@ -303,7 +295,7 @@ class SimulatedWorld:
         program.status = status
         program.finished_s = self.time.now_s
         trajectory_id = TrajectoryId(program.plan.trajectory_id)
-        self._predictions.ended(trajectory_id, status)
+        self._predictions[program.run_id].ended(trajectory_id, status)
         self._tell(ev.TrajectoryEnded(self.time.now_s, trajectory_id, status))
         self.calls.trajectory_ended(trajectory_id)
         self._runs.program_ended(program)

@@ -22,7 +22,7 @@ from heddle_dask.cost.hardware import (
     kv_capacity_tokens,
 )
 from heddle_dask.cost.model_config import read_shape, shape_of_config
-from heddle_dask.cost.published import gpu_names, gpu_of, model_names, model_of, source_of
+from heddle_dask.cost.published import _constants, gpu_names, gpu_of, model_names, model_of
 from scripts.public_points import public_points, table_lines
 
 LLAMA = {
@@ -80,7 +80,7 @@ def test_the_mixture_of_experts_has_three_billion_active_weights():
 
 def test_every_name_has_a_source():
     assert set(gpu_names()) == {"a100-80g", "h100", "h200", "h800", "h20"}
-    assert all(len(source_of(name)) > 20 for name in (*gpu_names(), *model_names()))
+    assert all(len(each["source"]) > 20 for kind in ("gpus", "models") for each in _constants(kind).values())
 
 
 @pytest.mark.parametrize("size", ["8b", "14b", "32b"])

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import ActionFailed, Environment, Reply, Task
-from heddle_dask.environments.bm25 import Bm25
 from heddle_dask.environments.code_env import CodeEnvironment, rules_of, stages_of
-from heddle_dask.environments.corpus import build_world, search_world
+from heddle_dask.environments.corpus import Bm25, build_world, search_world
 from heddle_dask.environments.list_programs import run_stages
 from heddle_dask.environments.math_env import MathEnvironment, read_answer
 from heddle_dask.environments.search_env import SearchEnvironment

@@ -61,7 +61,7 @@ def test_nothing_known_is_still_an_answer() -> None:
     (prediction,) = predictor.predict([trajectory("a").points[0]])
     assert prediction.source == "constant" and prediction.tokens_q90 >= prediction.tokens > 0
     assert predictor.predict([]) == []
-    assert not predictor.fit_if_due()
+    assert not predictor.due()
 
 
 def test_group_history_follows_its_group() -> None:
@@ -141,7 +141,7 @@ def test_online_learning_improves_on_a_law() -> None:
         for point in one.points:
             predictor.observe_running(point)
         predictor.observe_finished(replace(one, points=()))
-        fits += predictor.fit_if_due()
+        fits += predictor.due() and predictor._fit_and_adopt()
         if index in (9, 149):
             errors.append(_error(predictor, tested))
     assert errors[1] < 0.5 * errors[0]

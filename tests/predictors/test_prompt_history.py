@@ -177,7 +177,7 @@ def test_the_next_epoch_of_a_run_knows_its_prompts_at_once() -> None:
     predictor = LearnedPredictor(SMALL)
     for one in two_kinds(0):
         predictor.observe_finished(one)
-    assert predictor.fit_if_due()
+    assert predictor.due() and predictor._fit_and_adopt()
     long, short = asked(predictor)
     assert long > 3 * short
 

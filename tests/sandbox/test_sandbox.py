@@ -139,8 +139,8 @@ def test_the_probe_of_a_mode_does_not_depend_on_when_the_watchdog_looks(
     mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a busy machine its first look came while the probe's processes lived, and no mode was left."""
-    monkeypatch.setattr("heddle_dask.sandbox.process._FIRST_LOOK_S", 0.0)
-    monkeypatch.setattr("heddle_dask.sandbox.process._LONGEST_LOOK_S", 0.0)
+    monkeypatch.setattr("heddle_dask.sandbox.process_accounting._FIRST_LOOK_S", 0.0)
+    monkeypatch.setattr("heddle_dask.sandbox.process_accounting._LONGEST_LOOK_S", 0.0)
     monkeypatch.setattr(
         "heddle_dask.sandbox.python_runner.ProcessAccounting",
         functools.partial(ProcessAccounting, period_s=0.0),

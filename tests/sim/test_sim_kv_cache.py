@@ -67,8 +67,8 @@ class Both:
 
     def check(self) -> None:
         assert self.counted.free_tokens == self.exact.free_tokens
-        assert 0 <= self.counted.used_tokens <= self.counted.capacity_tokens
-        resident = self.counted.used_tokens + self.counted._idle_tokens
+        assert 0 <= self.counted._used_tokens <= self.counted.capacity_tokens
+        resident = self.counted._used_tokens + self.counted._idle_tokens
         assert resident == self.exact.resident_tokens <= self.counted.capacity_tokens
         assert sum(self.counted._idle.values()) == self.counted._idle_tokens
         for index, context in enumerate(self.contexts):

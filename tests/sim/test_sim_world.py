@@ -136,7 +136,7 @@ def test_every_preset_ends_everything_as_planned_and_its_journal_replays(preset:
     run.check_tokens()
     run.check_replay()
     engines = run.world.engines.values()
-    assert all(engine.running == 0 and engine.kv_cache.used_tokens == 0 for engine in engines)
+    assert all(engine.running == 0 and engine.kv_cache._used_tokens == 0 for engine in engines)
     assert 0 < max(engine.busy_s for engine in engines) <= run.end_s
     assert run.world.controller.state.stale_events == 0 or preset in ("heddle", "heddle-paper")
 

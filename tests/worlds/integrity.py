@@ -125,14 +125,14 @@ def _check_lists(state: State) -> None:
     ready = [e for e in state.engines.values() if e.state is EngineState.READY]
     assert list(state.ready_engines) == ready
     assert state.least_max_context == min((e.spec.max_context_tokens for e in ready), default=0)
-    waiting = sorted(t.trajectory_id for t in state.in_state(TrajectoryState.WAITING))
+    by_id = state.trajectories.items()
+    waiting = sorted(i for i, t in by_id if t.state is TrajectoryState.WAITING)
     assert sorted(state.waiting_steps) == waiting
     alive = [t for t in state.trajectories.values() if t.state not in _OUTSIDE]
     assert state.alive == len(alive)
     assert state.expected_tokens == sum(t.expected_tokens for t in alive)
     uncredited = [name for run in state.runs.values() for name in run.without_credit]
-    visible = [t for t in state.in_state(TrajectoryState.SUBMITTED) if not t.cancelled]
-    submitted = sorted(t.trajectory_id for t in visible)
+    submitted = sorted(i for i, t in by_id if t.state is TrajectoryState.SUBMITTED and not t.cancelled)
     assert sorted([*state.unadmitted, *uncredited]) == submitted
     closed = [e for e in state.engines.values() if e.weights.waits_for_moves]
     assert all(e.weights.state is WeightsState.FETCHED for e in closed)

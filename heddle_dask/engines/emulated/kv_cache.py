@@ -40,13 +40,7 @@ class BlockAllocation:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class TokenJob(Job):
-    """A job with its token ids.
-
-    Attributes
-    ----------
-    tokens
-        Function that returns the first n sampled tokens.
-    """
+    """A job with its token ids."""
 
     prompt: Sequence[int]
     tokens: Callable[[int], Sequence[int]]
@@ -74,7 +68,6 @@ class KvCache:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that can be taken now."""
         return self.capacity_tokens - len(self._users) * self.block_tokens - self._loose_tokens
 
     @property
@@ -203,23 +196,18 @@ class RoomForTokens:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens that can be taken now."""
         return self.cache.free_tokens
 
     def hit_tokens(self, job: TokenJob) -> int:
-        """Tokens of the job's context that are cached."""
         return self.cache.hit_tokens(_context(job))
 
     def take(self, job: TokenJob, spare_tokens: int) -> BlockAllocation | None:
-        """Allocate room for the job's context; None if less than `spare_tokens` would remain free."""
         return self.cache.acquire(_context(job), spare_tokens)
 
     def grow_all(self, tokens: int) -> None:
-        """Count `tokens` more in total."""
         self.cache.grow_all(tokens)
 
     def give_back(self, job: TokenJob, held: BlockAllocation, computed_tokens: int) -> None:
-        """Release the allocation of the job; its blocks with KV stay cached until they are evicted."""
         self.cache.release(held, job.context(job.generated)[:computed_tokens])
 
 

@@ -71,15 +71,7 @@ class EmulatedKvTransfers:
         }
 
     async def run(self, body: Mapping[str, Any]) -> str:
-        """Run one step, with the import before it and the export after it from its `kv_transfer_params`.
-
-        Raises
-        ------
-        BadRequest
-            The step cannot be run.
-        TransferFailed
-            The KV could not be pulled.
-        """
+        """Run one step, with the import before it and the export after it from its `kv_transfer_params`."""
         params = body.get("kv_transfer_params")
         if not self._spec.kv_transfer or not isinstance(params, Mapping):
             return await self._engine.run(body)
@@ -95,13 +87,7 @@ class EmulatedKvTransfers:
         return sum(pull.cancel() for pull in pulls if pull is not None)
 
     async def read(self, question: Mapping[str, Any]) -> None:
-        """Send an export's blocks to a target: take the time of the transfer, and free the blocks.
-
-        Raises
-        ------
-        TransferFailed
-            The blocks are not (or no longer) here, or do not match the target.
-        """
+        """Send an export's blocks to a target: take the time of the transfer, and free the blocks."""
         if question.get("engine_id") != self.engine_id:
             raise TransferFailed(f"this engine is {self.engine_id}, not {question.get('engine_id')}")
         if (question.get("model"), question.get("tp_degree")) != (self._spec.model, self._spec.tp_degree):

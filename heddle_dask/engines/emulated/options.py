@@ -42,13 +42,7 @@ class EmulatedOptions(EngineOptions):
 
 
 def emulated_options(options: EngineOptions) -> EmulatedOptions:
-    """The options, known to be those of an emulated engine.
-
-    Raises
-    ------
-    BadInput
-        They are those of another kind.
-    """
+    """The options, known to be those of an emulated engine."""
     if not isinstance(options, EmulatedOptions):
         raise BadInput(f"an emulated engine takes EmulatedOptions, not {type(options).__name__}")
     return options

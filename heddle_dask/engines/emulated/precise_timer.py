@@ -35,11 +35,6 @@ class PreciseTimer:
     ----------
     callback
         Called in the event loop, never before the set time.
-
-    Raises
-    ------
-    OSError
-        The kernel has no timer left.
     """
 
     def __init__(self, callback: Callable[[], None]) -> None:

@@ -47,7 +47,6 @@ class EmulatedServer:
         self._stuck_at: str | None = None
 
     def application(self) -> web.Application:
-        """The aiohttp application with all routes."""
         application = web.Application(client_max_size=_LONGEST_BODY_BYTES)
         for method, path, handler in (
             ("GET", "/health", self._health),
@@ -173,15 +172,6 @@ def _error(status: int, message: str) -> web.Response:
 
 
 async def serve(spec: EngineSpec, address: EngineAddress) -> None:
-    """Serve at an address until cancelled.
-
-    Raises
-    ------
-    BadInput
-        The spec is impossible.
-    OSError
-        The socket or the port cannot be had.
-    """
     server = EmulatedServer(spec, address)
     # Without cancellation a step would run to its end after its caller has disconnected.
     runner = web.AppRunner(server.application(), handler_cancellation=True, access_log=None)

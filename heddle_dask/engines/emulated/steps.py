@@ -86,7 +86,6 @@ class Step:
 
     @property
     def prompt(self) -> Sequence[int]:
-        """The context."""
         return self._prompt
 
     def _spans(self, count: int) -> list[dict[str, Any]]:
@@ -212,11 +211,6 @@ class EmulatedEngine:
 
         `keep` is called with the context of a step that ended by itself, while its KV is still cached; its result
         becomes part of the answer.
-
-        Raises
-        ------
-        BadRequest
-            The request cannot be run.
         """
         # The engine's own seeds are negative, so that they differ from all seeds of requests.
         self._draws += 1

@@ -27,12 +27,8 @@ class TokenSource:
 
     Parameters
     ----------
-    seed
-        The engine's.
     mean_length_tokens
         Mean number of tokens, end token included, of a step in which end tokens count.
-    end_token_id
-        The model's end token.
     """
 
     def __init__(self, seed: int, mean_length_tokens: float, end_token_id: int) -> None:

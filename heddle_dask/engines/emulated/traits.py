@@ -147,13 +147,7 @@ class EmulatedTraits:
 
 
 def traits_of(spec: EngineSpec) -> EmulatedTraits:
-    """Check and complete the spec of an emulated engine.
-
-    Raises
-    ------
-    BadInput
-        An unknown key, an impossible value, or a KV cache too small for one full context.
-    """
+    """Check and complete the spec of an emulated engine."""
     options = emulated_options(spec.options)
     told = cost_from_mapping(options.cost if options.cost is not None else DEFAULT_COST, spec.tp_degree)
     cost = told.for_contexts(spec.named_context_tokens)

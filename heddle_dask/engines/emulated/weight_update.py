@@ -23,13 +23,7 @@ from heddle_dask.weights.tensor_files import read_header
 
 
 async def json_object(request: web.Request) -> dict[str, Any]:
-    """The JSON object that was sent.
-
-    Raises
-    ------
-    BadRequest
-        It is none.
-    """
+    """The JSON object that was sent."""
     try:
         value = json.loads(await request.read())
     except ValueError as error:
@@ -47,13 +41,7 @@ class LoadFailed(Exception):
 
 
 class EmulatedWeightUpdates:
-    """The endpoints of one emulated engine.
-
-    Parameters
-    ----------
-    faults
-        Returns the faults in force.
-    """
+    """The endpoints of one emulated engine."""
 
     def __init__(
         self, engine: EmulatedEngine, emulation: Emulation, faults: Callable[[], EmulatedFaults]

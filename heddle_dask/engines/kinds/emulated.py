@@ -36,7 +36,6 @@ class EmulatedKind:
 
     @property
     def default_cost(self) -> Mapping[str, Any]:
-        """The cost of a small model on CPUs."""
         return DEFAULT_COST
 
     def check_installed(self) -> None:
@@ -53,25 +52,20 @@ class EmulatedKind:
         _traits_of(spec)
 
     def completed(self, spec: EngineSpec) -> EngineSpec:
-        """With the numbers of a small engine on CPUs."""
         return with_small_defaults(spec)
 
     def command(self, spec: EngineSpec, address: EngineAddress) -> EngineCommand:
-        """This package's server with this Python."""
         listen = ("--uds", address.socket) if address.socket else ("--port", str(address.port))
         options = (*listen, "--spec", json.dumps(self.completed(spec).to_mapping()))
         return EngineCommand((sys.executable, "-m", self.server_module, *options), {})
 
     def uses_gpus(self) -> bool:
-        """False."""
         return False
 
     def described(self, spec: EngineSpec) -> str:
-        """The kind's name."""
         return self.name
 
     def kv_bytes_per_token(self, spec: EngineSpec) -> float:
-        """As the emulation says."""
         return float(_traits_of(spec).emulation.kv_bytes_per_token)
 
     def options_for(
@@ -85,7 +79,6 @@ class EmulatedKind:
         return EmulatedOptions(cost=cost, time_scale=time_scale)
 
     def effective_cost(self, spec: EngineSpec, cost: EngineCost) -> EngineCost:
-        """Scaled to real seconds, with the emulation's KV capacity."""
         capacity_tokens = _traits_of(spec).kv_capacity_tokens
         return replace(cost.scaled(spec.options.time_scale), capacity_tokens=capacity_tokens)
 

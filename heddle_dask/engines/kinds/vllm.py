@@ -34,7 +34,6 @@ class VllmKind:
 
     @property
     def dialect(self) -> Dialect:
-        """vLLM's own."""
         return wire
 
     def check_installed(self) -> None:
@@ -72,7 +71,6 @@ class VllmKind:
         return spec if self.uses_gpus() else with_small_defaults(spec)
 
     def command(self, spec: EngineSpec, address: EngineAddress) -> EngineCommand:
-        """The command for the installed build of vLLM."""
         build = vllm_command.installed_vllm_build()
         if not spec.kv_transfer:
             return vllm_command.vllm_command(spec, address, build)
@@ -126,7 +124,6 @@ class VllmKind:
         return VllmOptions(extra_args=("--hf-overrides", overrides))
 
     def receiving(self, options: EngineOptions) -> EngineOptions:
-        """With the worker extension that receives."""
         return replace(vllm_options(options), weight_transfer=True)
 
     def effective_cost(self, spec: EngineSpec, cost: EngineCost) -> EngineCost:

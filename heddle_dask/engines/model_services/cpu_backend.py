@@ -36,10 +36,6 @@ class MemorySlots:
     ----------
     directory
         On a file system in memory (``/dev/shm``).
-    devices
-        Number of devices.
-    device_bytes
-        Memory of each.
     models
         Places of each device: equal parts of its memory.
     """
@@ -53,13 +49,7 @@ class MemorySlots:
                 file.truncate(max(1, self._place_bytes * models))
 
     def take(self, chunk: GpuChunk) -> tuple[MemoryPlace, ...]:
-        """One place on each device of a chunk.
-
-        Raises
-        ------
-        ServiceFailed
-            A device has none left.
-        """
+        """One place on each device of a chunk."""
         devices = range(chunk.first, chunk.end)
         full = [device for device in devices if not self._free.get(device)]
         if full:
@@ -71,7 +61,6 @@ class MemorySlots:
         )
 
     def give_back(self, places: tuple[MemoryPlace, ...]) -> None:
-        """Free the memory of these places, also where the process that used them has died."""
         for place in places:
             with (
                 open(place.path, "r+b") as file,
@@ -87,7 +76,6 @@ class MemorySlots:
         return self._path(device).stat().st_blocks * 512
 
     def close(self) -> None:
-        """Remove the devices."""
         for device in self._free:
             self._path(device).unlink(missing_ok=True)
 
@@ -105,12 +93,8 @@ class CpuBackEnd:
 
     Parameters
     ----------
-    slots
-        The devices of the host.
     copies
         Directory in memory for the copies in host memory.
-    logs
-        Directory for the log of its process.
     """
 
     def __init__(
@@ -133,7 +117,6 @@ class CpuBackEnd:
 
     @property
     def process_id(self) -> int:
-        """Pid of the process that serves; 0 when none runs."""
         return 0 if self._process is None else self._process.process_id
 
     async def load(self, *, cold: bool, keep: bool) -> None:
@@ -179,7 +162,6 @@ class CpuBackEnd:
         return process
 
     async def evict(self) -> None:
-        """Free the memory of the slots."""
         try:
             assert self._process is not None, "evict what was loaded"
             await self._process.client.ask("POST", "/evict")
@@ -187,16 +169,13 @@ class CpuBackEnd:
             self._free()
 
     async def drop_copy(self) -> None:
-        """Remove the copy in host memory."""
         await asyncio.to_thread(self._copy.unlink, missing_ok=True)
 
     async def score(self, inputs: Sequence[Input]) -> list[float]:
-        """One number for each input."""
         body = {"inputs": [each if isinstance(each, str) else list(map(int, each)) for each in inputs]}
         return [float(score) for score in (await self._asked("/score", body))["scores"]]
 
     async def logprobs(self, token_ids: Sequence[int], start: int) -> list[float]:
-        """The logprob of each token from `start` on."""
         body = {"token_ids": list(map(int, token_ids)), "start": start}
         return [float(each) for each in (await self._asked("/logprobs", body))["logprobs"]]
 
@@ -207,18 +186,15 @@ class CpuBackEnd:
         return answer
 
     async def resident_bytes(self) -> int:
-        """Bytes of weights in the slots."""
         if self._process is None or not self._process.runs:
             return 0
         return int((await self._process.client.ask("GET", "/health"))["resident_bytes"])
 
     async def ended(self) -> str:
-        """Wait for the end of the process."""
         assert self._process is not None, "load it first"
         return await self._process.ended()
 
     async def stop(self) -> None:
-        """End the process and free the slots."""
         await self._end()
 
     async def _end(self) -> None:

@@ -69,8 +69,6 @@ class ModelHost:
 
     Parameters
     ----------
-    logs
-        Directory for the logs of the processes.
     lost
         Called when the process of a resident copy has died without an order.
     """
@@ -120,13 +118,7 @@ class ModelHost:
                     await copy.backend.drop_copy()
 
     def resident(self, service: str, chunk: GpuChunk) -> ModelBackEnd:
-        """The resident copy that answers requests.
-
-        Raises
-        ------
-        ServiceFailed
-            There is none.
-        """
+        """The resident copy that answers requests."""
         copy = self._copies.get((service, chunk))
         if copy is None or not copy.resident:
             raise ServiceFailed(
@@ -176,13 +168,7 @@ async def _end_watch(copy: _Copy) -> None:
 
 
 def memory_directory() -> Path:
-    """A new directory of this process on a file system in memory; those of dead processes are removed.
-
-    Raises
-    ------
-    BadInput
-        See `private_directory`.
-    """
+    """A new directory of this process on a file system in memory; those of dead processes are removed."""
     shared = Path("/dev/shm")
     root = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
     parent = private_directory(root / f"heddle-models-{os.getuid()}")

@@ -70,7 +70,6 @@ class ServiceClient:
         raise (ServiceRefused if 400 <= status < 500 else ServiceFailed)(message)
 
     async def healthy(self) -> bool:
-        """Whether it answers."""
         try:
             await self.ask("GET", "/health", timeout_s=5.0)
         except (ServiceFailed, ServiceRefused):
@@ -105,8 +104,6 @@ class ServedProcess:
     ----------
     name
         For messages and its log.
-    directory
-        Receives its log.
     records
         Directory of its socket and of the record of its processes; None: that of all of this user's engines.
     """
@@ -125,22 +122,18 @@ class ServedProcess:
 
     @property
     def process_id(self) -> int:
-        """Pid of the program; 0 when it does not run."""
         return 0 if self._supervised is None else self._supervised.program_pid
 
     @property
     def runs(self) -> bool:
-        """Whether it was launched and has not ended."""
         return self._supervised is not None and self._supervised.returncode is None
 
     @property
     def returncode(self) -> int | None:
-        """Exit code; None before its end."""
         return None if self._supervised is None else self._supervised.returncode
 
     @property
     def last_line(self) -> str:
-        """The last line of its log."""
         tail = () if self._supervised is None else self._supervised.log_tail(1)
         return tail[-1] if tail else ""
 
@@ -184,7 +177,6 @@ class ServedProcess:
         return f": {cause} (log: {self._supervised.log_path})" if cause else ""
 
     async def stop(self) -> None:
-        """End it."""
         await self.client.close()
         if self._supervised is not None:
             await self._supervised.stop()

@@ -63,28 +63,13 @@ class ModelBackEnd(Protocol):
         """Free the copy in host memory; a resident copy stays."""
 
     async def score(self, inputs: Sequence[Input]) -> list[float]:
-        """One number for each input: the output of a classifier with one label, before any activation.
-
-        Raises
-        ------
-        ServiceFailed, ServiceRefused
-        """
+        """One number for each input: the output of a classifier with one label, before any activation."""
 
     async def logprobs(self, token_ids: Sequence[int], start: int) -> list[float]:
-        """The logprob of each token from position `start` (at least 1) on, given all tokens before it.
-
-        Raises
-        ------
-        ServiceFailed, ServiceRefused
-        """
+        """The logprob of each token from position `start` (at least 1) on, given all tokens before it."""
 
     async def resident_bytes(self) -> int:
-        """Bytes of weights on the device now, where the back end knows them; 0 when it is not resident.
-
-        Raises
-        ------
-        ServiceFailed
-        """
+        """Bytes of weights on the device now, where the back end knows them; 0 when it is not resident."""
 
     async def ended(self) -> str:
         """Wait for the end of its process; returns the cause in one line."""
@@ -122,11 +107,6 @@ class ServiceSpec:
         Seconds to restore it from host memory at each size of `gpus`, if known; empty: learned.
     extra_args
         Appended to the command line of vLLM.
-
-    Raises
-    ------
-    BadInput
-        A value that no service can have.
     """
 
     name: str
@@ -159,12 +139,7 @@ class ServiceSpec:
         object.__setattr__(self, "extra_args", tuple(self.extra_args))
 
     def check_model(self) -> None:
-        """Refuse a model directory that is missing or has no weights.
-
-        Raises
-        ------
-        BadInput
-        """
+        """Refuse a model directory that is missing or has no weights."""
         path = Path(self.model)
         if not path.is_dir():
             raise BadInput(f"service {self.name}: model directory {path} does not exist")
@@ -179,13 +154,7 @@ class ServiceSpec:
 
     @property
     def answers(self) -> frozenset[Answers]:
-        """What it can be asked: a classifier scores, a causal language model gives logprobs.
-
-        Raises
-        ------
-        BadInput
-            Its ``config.json`` cannot be read.
-        """
+        """What it can be asked: a classifier scores, a causal language model gives logprobs."""
         path = Path(self.model) / "config.json"
         try:
             named = json.loads(path.read_text(encoding="utf-8")).get("architectures") or [""]
@@ -212,13 +181,7 @@ class ServiceSpec:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> ServiceSpec:
-        """Read a spec from parsed JSON or TOML.
-
-        Raises
-        ------
-        BadInput
-            A key is unknown or missing, or a value is impossible.
-        """
+        """Read a spec from parsed JSON or TOML."""
         check_keys("service", mapping, [each.name for each in fields(cls)], required=2)
         return cls(**mapping)
 

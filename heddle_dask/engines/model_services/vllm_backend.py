@@ -132,8 +132,6 @@ class VllmBackEnd:
     ----------
     devices, models
         As `service_command` takes them.
-    logs
-        Directory for the log of its server.
     """
 
     def __init__(
@@ -159,7 +157,6 @@ class VllmBackEnd:
 
     @property
     def process_id(self) -> int:
-        """Pid of the server; 0 when none runs."""
         return 0 if self._process is None else self._process.process_id
 
     async def load(self, *, cold: bool, keep: bool) -> None:
@@ -212,11 +209,9 @@ class VllmBackEnd:
         self._keep = False
 
     async def score(self, inputs: Sequence[Input]) -> list[float]:
-        """One number for each input."""
         return await self._resident().score(inputs)
 
     async def logprobs(self, token_ids: Sequence[int], start: int) -> list[float]:
-        """The logprob of each token from `start` on."""
         return await self._resident().logprobs(token_ids, start)
 
     def _resident(self) -> SleepingServer:
@@ -230,12 +225,10 @@ class VllmBackEnd:
         return self._spec.weight_bytes if runs and not self._slept_at_level else 0
 
     async def ended(self) -> str:
-        """Wait for the end of the server."""
         assert self._process is not None, "load it first"
         return await self._process.ended()
 
     async def stop(self) -> None:
-        """End the server."""
         process, self._process, self._server = self._process, None, None
         self._slept_at_level = 0
         if process is not None:

@@ -61,11 +61,6 @@ class SandboxSpec:
         Whether it may use the worker's network; the kind ``process`` always may.
     setup_timeout_s
         Seconds for each command of `setup`.
-
-    Raises
-    ------
-    BadInput
-        A value that no sandbox can have.
     """
 
     kind: str = ""
@@ -173,12 +168,7 @@ class StatefulSandbox(Protocol):
     """One sandbox. Only one call of it runs at a time; cancelling a call ends what it has started."""
 
     async def start(self) -> None:
-        """Make it ready, without its files; must be called first.
-
-        Raises
-        ------
-        SandboxFailed
-        """
+        """Make it ready, without its files; must be called first."""
 
     async def exec(self, command: Command) -> ExecResult:
         """Run a command; whatever it does comes back as a result.
@@ -190,12 +180,7 @@ class StatefulSandbox(Protocol):
         """
 
     async def put(self, path: str, content: bytes) -> None:
-        """Write a file below the work directory; folders on the way are made.
-
-        Raises
-        ------
-        SandboxFailed
-        """
+        """Write a file below the work directory; folders on the way are made."""
 
     async def get(self, path: str, most_bytes: int = 16 * MIB) -> bytes:
         """Read a file below the work directory.
@@ -220,13 +205,7 @@ class StatefulSandbox(Protocol):
 
 
 def relative_path(path: str) -> str:
-    """A path below the work directory, which may be given with it (``/home/agent/a.py``).
-
-    Raises
-    ------
-    BadInput
-        It leaves the work directory.
-    """
+    """A path below the work directory, which may be given with it (``/home/agent/a.py``)."""
     pure = PurePosixPath(path)
     if pure.is_absolute() and pure.is_relative_to(WORK):
         pure = pure.relative_to(WORK)

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any
 
@@ -30,7 +30,6 @@ from heddle_dask.sandbox.stateful.orders import (
     PutOperation,
     SandboxOrder,
     digest_of,
-    result_form,
 )
 
 MAX_STARTS = 4
@@ -156,7 +155,7 @@ class SandboxKeeper:
         result = await kept.sandbox.exec(command)
         kept.broken = False
         kept.done += 1
-        return result_form(result), digest_of(result, operation.compared)
+        return asdict(result), digest_of(result, operation.compared)
 
     # -- making and rebuilding ---------------------------------------------------------------------
 
@@ -257,7 +256,6 @@ class SandboxKeeper:
             self._running.pop(name, None)
 
     async def close(self) -> None:
-        """End everything."""
         for name in {*self._kept, *self._running}:
             self.close_soon(name)
         while self._closing:

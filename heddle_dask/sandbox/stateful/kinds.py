@@ -74,15 +74,7 @@ def _python_prefixes() -> list[str]:
 
 
 class BubblewrapKind:
-    """Namespaces by bubblewrap: the root is read-only, and nothing else of the host is there.
-
-    Parameters
-    ----------
-    program
-        Path of ``bwrap``.
-    setpriv
-        Path of ``setpriv``, with which a sandbox of a root worker takes its own user id.
-    """
+    """Namespaces by bubblewrap: the root is read-only, and nothing else of the host is there."""
 
     name = "bubblewrap"
 
@@ -191,13 +183,7 @@ class ApptainerKind:
 
 
 class ProcessKind:
-    """Plain processes with limits: for commands that you would run yourself. See ``docs/sandbox.md``.
-
-    Parameters
-    ----------
-    setpriv
-        Path of ``setpriv``, with which a sandbox of a root worker takes its own user id.
-    """
+    """Plain processes with limits: for commands that you would run yourself. See ``docs/sandbox.md``."""
 
     name = "process"
 
@@ -240,11 +226,6 @@ def kind_named(name: str) -> SandboxKind:
     """The kind of that name; of no name, the strongest of bubblewrap and process.
 
     Whether it works is seen when a sandbox starts (`local_sandbox.LocalSandbox.start`).
-
-    Raises
-    ------
-    HeddleError
-        A program that it needs is not installed.
     """
     setpriv = shutil.which("setpriv")
     if os.geteuid() == 0 and setpriv is None and name != "apptainer":

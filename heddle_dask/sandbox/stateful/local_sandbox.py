@@ -41,8 +41,6 @@ class LocalSandbox:
     ----------
     name
         Unlike that of every other sandbox; the user id inside follows from it.
-    base
-        Directory of this user for sandboxes.
     accounting
         Shared by the sandboxes of one event loop.
     """
@@ -71,7 +69,6 @@ class LocalSandbox:
             raise SandboxFailed(f"sandbox {self._kind.name} does not work here: {probe.text[:300]!r}")
 
     async def exec(self, command: Command) -> ExecResult:
-        """See the contract."""
         if self._stopped:
             raise SandboxFailed("sandbox: it was stopped")
         for service in self._services.values():
@@ -122,7 +119,6 @@ class LocalSandbox:
         return replace(result, stdout=out, stderr=err)
 
     async def put(self, path: str, content: bytes) -> None:
-        """See the contract."""
         used = await asyncio.to_thread(self._files.usage)
         if used.used_bytes + len(content) > self._spec.disk_bytes:
             raise SandboxFailed(
@@ -131,11 +127,9 @@ class LocalSandbox:
         await asyncio.to_thread(self._files.put, path, content)
 
     async def get(self, path: str, most_bytes: int = 16 * MIB) -> bytes:
-        """See the contract."""
         return await asyncio.to_thread(self._files.get, path, most_bytes)
 
     async def fork(self, name: str) -> LocalSandbox:
-        """See the contract."""
         copy = LocalSandbox(name, self._spec, self._kind, self._base, self._accounting)
         copying = asyncio.ensure_future(asyncio.to_thread(copy._files.copy_of, self._files))
         try:
@@ -150,7 +144,6 @@ class LocalSandbox:
         return copy
 
     async def stop(self) -> None:
-        """See the contract."""
         self._stopped = True
         services, self._services = self._services, {}
         for service in services.values():
@@ -167,11 +160,6 @@ def sandboxes_directory() -> Path:
     """The directory of this user's sandboxes on this machine, in the one for temporary files.
 
     As root, other users may pass through it, for each sandbox has a user id of its own; they cannot list it.
-
-    Raises
-    ------
-    HeddleError
-        Another user could have put something in its place.
     """
     path = Path(tempfile.gettempdir()) / f"heddle-sandboxes-{os.getuid()}"
     mode = 0o711 if os.geteuid() == 0 else 0o700
@@ -188,13 +176,7 @@ def sandboxes_directory() -> Path:
 def local_keeper(
     base: Path | None = None, *, max_starts: int = MAX_STARTS, remote: RemoteMaker | None = None
 ) -> SandboxKeeper:
-    """A keeper of sandboxes on this machine; what workers that died have left is deleted first.
-
-    Parameters
-    ----------
-    remote
-        Makes those of the kind ``remote``.
-    """
+    """A keeper of sandboxes on this machine; what workers that died have left is deleted first."""
     directory = sandboxes_directory() if base is None else base
     reap(directory)
     accounting = ProcessAccounting()

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Literal
+from typing import Literal
 
 from heddle_dask.sandbox.stateful.contract import ExecResult, SandboxSpec
 
@@ -84,16 +83,6 @@ class SandboxOrder:
     past: tuple[PastOperation, ...] | None = None
     parent: str = ""
     parent_done: int = 0
-
-
-def result_form(result: ExecResult) -> dict[str, Any]:
-    """A result as plain values."""
-    return asdict(result)
-
-
-def result_of(form: Mapping[str, Any]) -> ExecResult:
-    """The inverse of `result_form`."""
-    return ExecResult(**form)
 
 
 # What two runs of the same command on the same files may print differently without meaning it.

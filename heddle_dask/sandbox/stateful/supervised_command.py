@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from heddle_dask.isolation.granted import granted
 from heddle_dask.sandbox.confinement import DiskUsage
-from heddle_dask.sandbox.process_accounting import ProcessAccounting, proportional_bytes
+from heddle_dask.sandbox.process_accounting import ProcessAccounting, until_over
 from heddle_dask.sandbox.stateful import supervisor
 from heddle_dask.sandbox.stateful.contract import EndedBy, ExecResult, SandboxFailed, SandboxSpec
 
@@ -58,7 +58,6 @@ class KeptOutput:
                 self._tail.appendleft(first[cut:])
 
     async def read_from(self, stream: asyncio.StreamReader) -> None:
-        """Take the whole stream."""
         while chunk := await stream.read(_CHUNK_BYTES):
             self.take(chunk)
 
@@ -72,8 +71,6 @@ class KeptOutput:
         return bytes(self.head).decode("utf-8", "replace") + gap + tail.decode("utf-8", "replace")
 
 
-_FIRST_LOOK_S = 0.1
-_LONGEST_LOOK_S = 0.5
 # The kernel ends killed processes within milliseconds; a process in a system call that cannot be interrupted may not.
 _END_S = 10.0
 
@@ -127,11 +124,6 @@ class SupervisedCommand:
         ----------
         outlives
             Whether it lives on after the action that starts it: that one cannot hold it to its limits then.
-
-        Raises
-        ------
-        SandboxFailed
-            The machine has no process or descriptor left.
         """
         reading, writing = os.pipe()
         order = {
@@ -188,7 +180,16 @@ class SupervisedCommand:
         allowed: DiskUsage,
     ) -> ExecResult:
         """Wait for its end, or end it at a limit; `allowed`: what the files may take."""
-        watch = asyncio.ensure_future(self._watch(accounting, disk, allowed))
+        watch = asyncio.ensure_future(
+            until_over(
+                lambda: accounting.tree_usage(self.pid),
+                self._prepared.own_processes + 1,  # the supervisor
+                self._spec.max_processes,
+                self._spec.memory_bytes,
+                lambda _: disk(),
+                allowed,
+            )
+        )
         exited = asyncio.ensure_future(self._process.wait())
         ended_by: EndedBy = ""
         try:
@@ -206,26 +207,6 @@ class SupervisedCommand:
             seconds=time.monotonic() - self._started_s,
             ended_by=ended_by,
         )
-
-    async def _watch(
-        self, accounting: ProcessAccounting, disk: Callable[[], DiskUsage], allowed: DiskUsage
-    ) -> EndedBy:
-        """The limit of the whole sandbox that it exceeds."""
-        pause_s = _FIRST_LOOK_S
-        while True:
-            await asyncio.sleep(pause_s)
-            pause_s = min(_LONGEST_LOOK_S, pause_s * 1.5)
-            usage = await accounting.tree_usage(self.pid)
-            # The supervisor is one more.
-            if usage.threads - self._prepared.own_processes - 1 > self._spec.max_processes:
-                return "processes"
-            if usage.resident_bytes > self._spec.memory_bytes:
-                exact_bytes = await asyncio.to_thread(proportional_bytes, usage.pids)
-                if (usage.resident_bytes if exact_bytes is None else exact_bytes) > self._spec.memory_bytes:
-                    return "memory"
-            used = await asyncio.to_thread(disk)
-            if used.used_bytes > allowed.used_bytes or used.files > allowed.files:
-                return "disk"
 
     async def end(self) -> None:
         """Kill all that is left of it and read the rest of its outputs; a second call does nothing."""

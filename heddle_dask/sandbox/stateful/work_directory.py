@@ -15,6 +15,7 @@ import subprocess
 from hashlib import blake2b
 from pathlib import Path, PurePosixPath
 
+from heddle_dask.isolation.process_tree import start_of
 from heddle_dask.sandbox.confinement import DiskUsage
 from heddle_dask.sandbox.stateful.contract import SandboxFailed, relative_path
 from heddle_dask.sandbox.weak import disk_usage, remove
@@ -30,8 +31,6 @@ class WorkDirectory:
 
     Attributes
     ----------
-    path, work, tmp
-        Its directory, and in it the work directory and the one for temporary files.
     uid
         User that owns the files and runs the commands; None: the worker's own user.
     """
@@ -45,7 +44,6 @@ class WorkDirectory:
         self.uid = _FIRST_UID + int.from_bytes(digest, "big") % _UIDS if private_user else None
 
     def make(self) -> None:
-        """Make it, empty."""
         self._make_shell()
         for folder in (self.work, self.tmp):
             folder.mkdir()
@@ -54,7 +52,7 @@ class WorkDirectory:
     def _make_shell(self) -> None:
         remove_tree(self.path)
         self.path.mkdir(mode=0o711)
-        owner = {"pid": os.getpid(), "started": process_start(os.getpid()), "host": os.uname().nodename}
+        owner = {"pid": os.getpid(), "started": start_of(os.getpid()), "host": os.uname().nodename}
         (self.path / _OWNER).write_text(json.dumps(owner))
         uid, gid = (os.getuid(), os.getgid()) if self.uid is None else (self.uid, self.uid)
         (self.path / "passwd").write_text(
@@ -146,7 +144,6 @@ class WorkDirectory:
         return DiskUsage(work.used_bytes + tmp.used_bytes, work.files + tmp.files)
 
     def delete(self) -> None:
-        """Delete everything."""
         remove_tree(self.path)
 
 
@@ -168,23 +165,14 @@ def reap(base: Path) -> list[str]:
     for path in sorted(base.glob(f"{_PREFIX}*")):
         try:
             owner = json.loads((path / _OWNER).read_text())
-            lives = process_start(int(owner["pid"])) == int(owner["started"])
+            lives = start_of(int(owner["pid"])) == int(owner["started"])
             if owner["host"] != os.uname().nodename or lives:
                 continue
         except FileNotFoundError:
-            if process_start(int(path.name.split("-")[1])):
+            if start_of(int(path.name.split("-")[1])):
                 continue  # it is being made
         except (ValueError, KeyError, TypeError):
             pass  # half written when the machine went down
         remove_tree(path)
         reaped.append(path.name)
     return reaped
-
-
-def process_start(pid: int) -> int:
-    """Start time of a process in clock ticks since boot; 0: there is none. Pids are reused, the pair is not."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (FileNotFoundError, ProcessLookupError):
-        return 0

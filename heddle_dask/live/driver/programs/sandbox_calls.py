@@ -24,7 +24,6 @@ from heddle_dask.sandbox.stateful.orders import (
     PutOperation,
     SandboxOrder,
     StartOperation,
-    result_of,
 )
 
 _LONGEST_S = 600.0
@@ -80,8 +79,8 @@ class LiveSandbox:
         if not (is_finite(limit_s) and limit_s > 0):
             raise BadInput(f"sandbox: timeout_s is {timeout_s!r}: use seconds above 0, or None")
         operation = ExecOperation(command, limit_s, service, compared)
-        form = await self._perform(operation, kind=kind, label=label, needs=needs, cpus=cpus)
-        return result_of(form)
+        plain = await self._perform(operation, kind=kind, label=label, needs=needs, cpus=cpus)
+        return ExecResult(**plain)
 
     async def put(self, path: str, content: bytes | str) -> None:
         data = content.encode() if isinstance(content, str) else bytes(content)
