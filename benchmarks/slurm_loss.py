@@ -11,7 +11,7 @@ from heddle_dask.core.events import EngineLost, StepFinished, StepStarted
 from heddle_dask.core.ids import StepId
 from heddle_dask.core.journal_codec import decode
 from heddle_dask.live.driver.files.run_writer import journal_path
-from heddle_dask.records.journal import read_journal
+from heddle_dask.records.journal import JournalReader
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,10 @@ class LostJob:
 def lost_job(out: Path, job: str, statuses: Sequence[str], noticed_s: float, replaced_s: float) -> LostJob:
     """Read what became of the steps of a job that was killed from the controller's lines."""
     lines = [
-        line for kind, body in read_journal(journal_path(out)) if kind == "control" for line in body["lines"]
+        line
+        for kind, body, _ in JournalReader(journal_path(out))
+        if kind == "control"
+        for line in body["lines"]
     ]
     events = [decode(event) for event, _ in lines]
     lost = next(

@@ -27,7 +27,7 @@ from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.records.journal import read_journal
+from heddle_dask.records.journal import JournalReader
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 MODEL = REPOSITORY / "pipelines" / "tiny_agent" / "checkpoint"
@@ -82,7 +82,10 @@ async def one_round(how: str, model: str, directory: Path) -> dict[str, Any]:
         for job in jobs[1:]:
             await asyncio.to_thread(job.wait)
     lines = [
-        line for kind, body in read_journal(journal_path(out)) if kind == "control" for line in body["lines"]
+        line
+        for kind, body, _ in JournalReader(journal_path(out))
+        if kind == "control"
+        for line in body["lines"]
     ]
     return {**figures(lines), "job_ended_s": gone_s, "counts": counts}
 

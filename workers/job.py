@@ -12,6 +12,7 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 # Started by its file, Python looks for modules beside it, and finds the package only where it is installed.
 _HERE = Path(__file__).resolve().parent
@@ -23,7 +24,7 @@ import click
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.job.launcher import run_job
-from heddle_dask.live.clusters.job.options import JobOptions, Role, WorkerTls
+from heddle_dask.live.clusters.job.options import JobOptions, WorkerTls
 
 EXIT_BAD_INPUT = 2
 _SECONDS = click.FloatRange(min=0, min_open=True)
@@ -49,7 +50,11 @@ def _ports(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option("--tp-degree", type=click.IntRange(min=1), default=1, help="GPUs of each engine")
 @click.option("--cpus", type=click.IntRange(min=1), default=1, help="CPUs for the actions of a tool worker")
 @click.option(
-    "--ends-in", type=_SECONDS, default=None, help="seconds until the job ends; default: as SLURM says"
+    "--ends-in",
+    "ends_in_s",
+    type=_SECONDS,
+    default=None,
+    help="seconds until the job ends; default: as SLURM says",
 )
 @click.option(
     "--drain-s", type=_SECONDS, default=120.0, show_default=True, help="drain so long before the end"
@@ -64,52 +69,15 @@ def _ports(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option("--tls-cert", type=_PATH, default=None)
 @click.option("--tls-key", type=_PATH, default=None)
 @click.option("--connect-s", type=_SECONDS, default=30.0, show_default=True, help="to reach the scheduler")
-def main(
-    address: str,
-    name: str,
-    role: Role,
-    workers: int,
-    tp_degree: int,
-    cpus: int,
-    ends_in: float | None,
-    drain_s: float,
-    kill_wait_s: float,
-    interface: str | None,
-    host: str | None,
-    worker_ports: tuple[int, int] | None,
-    scratch: Path | None,
-    logs: Path | None,
-    tls_ca_file: Path | None,
-    tls_cert: Path | None,
-    tls_key: Path | None,
-    connect_s: float,
-) -> None:
+def main(tls_ca_file: Path | None, tls_cert: Path | None, tls_key: Path | None, **options: Any) -> None:
     """Host workers of the scheduler at ADDRESS until this job ends."""
     tls = None
     if tls_ca_file is not None and tls_cert is not None and tls_key is not None:
         tls = WorkerTls(tls_ca_file, tls_cert, tls_key)
     elif tls_ca_file or tls_cert or tls_key:
         raise click.UsageError("give all of --tls-ca-file, --tls-cert and --tls-key, or none")
-    options = JobOptions(
-        address=address,
-        name=name,
-        role=role,
-        workers=workers,
-        tp_degree=tp_degree,
-        cpus=cpus,
-        ends_in_s=ends_in,
-        drain_s=drain_s,
-        kill_wait_s=kill_wait_s,
-        interface=interface,
-        host=host,
-        worker_ports=worker_ports,
-        scratch=scratch,
-        logs=logs,
-        tls=tls,
-        connect_s=connect_s,
-    )
     try:
-        sys.exit(asyncio.run(run_job(options, os.environ)))
+        sys.exit(asyncio.run(run_job(JobOptions(tls=tls, **options), os.environ)))
     except BadInput as error:
         print(f"heddle job: {error}", file=sys.stderr)
         sys.exit(EXIT_BAD_INPUT)

@@ -179,7 +179,6 @@ class RewardedEnvironment:
         return await self._environment.solve(task, ctx)
 
     async def reward(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:
-        """The given reward."""
         return await self._reward.of(task, transcript, ctx)
 
 

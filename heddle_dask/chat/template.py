@@ -1,7 +1,7 @@
 """Chat templates as deltas: what a template puts between a sampled turn and the next generation prompt.
 
 History is never tokenised again. The first prompt is rendered completely (`ChatTemplate.render`); after that each
-step adds only a bridge (`ChatTemplate.bridge`), taken from a dummy conversation: the text after the end token of the
+step adds only a bridge (`ChatTemplate.following`), taken from a dummy conversation: the text after the end token of the
 dummy's assistant turn. Every assumption about the template is checked and fails with `BadInput`.
 
 An assistant message that comes last is a prefill: the model continues it. Others are earlier turns, such as examples.
@@ -212,25 +212,21 @@ class ChatTemplate:
         return self._rendering(self._opening_text, self._clean(messages))
 
     def following(self, messages: Sequence[Message], *, ended: bool) -> Rendering:
-        """The messages after a sampled turn, as `bridge`, with the owner of each token."""
-
-        def text_of(clean: Sequence[Message]) -> str:
-            text = self._following_text(clean)
-            return text.removeprefix(self._end_text) if ended else text
-
-        return self._rendering(text_of, self._clean(messages))
-
-    def bridge(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
-        """Token ids that follow a sampled assistant turn, to the end of the next generation prompt.
+        """What follows a sampled assistant turn, to the end of the next generation prompt, with owners of tokens.
 
         Parameters
         ----------
         messages
             The messages between the two turns; may be empty.
         ended
-            True if the sampled turn contains its end token; else the bridge starts with it.
+            True if the sampled turn contains its end token; else the text starts with it.
         """
-        return self.following(messages, ended=ended).token_ids
+
+        def text_of(clean: Sequence[Message]) -> str:
+            text = self._following_text(clean)
+            return text.removeprefix(self._end_text) if ended else text
+
+        return self._rendering(text_of, self._clean(messages))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled ids, special tokens kept, without the token that ends the turn."""
@@ -373,7 +369,6 @@ def _load_tokenizer(folder: Path) -> Any:
 
 
 def _generation_end_ids(folder: Path) -> tuple[int, ...]:
-    """End tokens in `generation_config.json`, if it exists."""
     path = folder / "generation_config.json"
     if not path.is_file():
         return ()

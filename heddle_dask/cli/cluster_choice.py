@@ -31,13 +31,7 @@ JOIN_TIMEOUT_S = 60.0
 
 
 def parsed_hardware(text: str | None) -> dict[str, int] | None:
-    """Classes with their numbers of engines from ``H800=2,H20=3``.
-
-    Raises
-    ------
-    BadInput
-        It is of another form.
-    """
+    """Classes with their numbers of engines from ``H800=2,H20=3``."""
     if text is None:
         return None
     pairs = [part.partition("=") for part in text.split(",")]
@@ -47,13 +41,7 @@ def parsed_hardware(text: str | None) -> dict[str, int] | None:
 
 
 def checked_hardware(value: object, where: str) -> dict[str, int]:
-    """Classes with their numbers of engines.
-
-    Raises
-    ------
-    BadInput
-        A class is no plain name, or a number is none of at least 1.
-    """
+    """Classes with their numbers of engines."""
     if not isinstance(value, Mapping) or not value:
         raise BadInput(f"{where} is {value!r}: use a table such as {{H800 = 2, H20 = 3}}")
     for name, count in value.items():
@@ -64,13 +52,7 @@ def checked_hardware(value: object, where: str) -> dict[str, int]:
 
 
 def affinity_of_file(path: Path | None) -> tuple[str, ...]:
-    """The override of a strategy that ``affinity`` of a cluster file says; empty without one.
-
-    Raises
-    ------
-    BadInput
-        It is neither a text nor a table of texts.
-    """
+    """The override of a strategy that ``affinity`` of a cluster file says; empty without one."""
     table = None if path is None else read_toml(path, "--cluster").get(AFFINITY)
     return () if table is None else (affinity_override(table),)
 
@@ -93,13 +75,7 @@ class LocalShape:
         return max(1, cpus // self.tool_workers) * self.tool_workers
 
     def overlaid(self, path: Path, given: frozenset[str]) -> LocalShape:
-        """This shape with the values of a file, except those given on the command line.
-
-        Raises
-        ------
-        BadInput
-            No TOML, an unknown key, or a value that is no whole number of at least 1.
-        """
+        """This shape with the values of a file, except those given on the command line."""
         names = {field.name.replace("_", "-"): field.name for field in fields(self)}
         values = {name: getattr(self, name) for name in names.values()}
         for key, value in read_toml(path, "--cluster").items():
@@ -120,13 +96,7 @@ class LocalShape:
 
 @contextlib.asynccontextmanager
 async def local_client(shape: LocalShape, dashboard: bool, logs: Path) -> AsyncIterator[Client]:
-    """A client of a new cluster on this machine, which writes its logs to `logs`; the cluster ends with it.
-
-    Raises
-    ------
-    BadInput
-        As `cluster_client`.
-    """
+    """A client of a new cluster on this machine, which writes its logs to `logs`; the cluster ends with it."""
     with tempfile.TemporaryDirectory(prefix="heddle-cluster-", ignore_cleanup_errors=True) as directory:
         cluster = LocalRolloutCluster(
             engines=shape.engines,
@@ -147,10 +117,7 @@ async def local_client(shape: LocalShape, dashboard: bool, logs: Path) -> AsyncI
 async def cluster_client(cluster: SupervisedCluster, logs: Path) -> AsyncIterator[Client]:
     """A client of a cluster that is not started yet, and ends with it.
 
-    Raises
-    ------
-    BadInput
-        The cluster cannot be started. One raised inside that is about an engine gets the last lines of its log.
+    A `BadInput` raised inside that is about an engine gets the last lines of its log.
     """
     # A cancelled start would leave a scheduler behind, and a start takes half a second: wait for it.
     starting = asyncio.ensure_future(_start(cluster))
@@ -173,8 +140,10 @@ async def cluster_client(cluster: SupervisedCluster, logs: Path) -> AsyncIterato
         await closing
 
 
-def _check_scheme(scheme: str) -> None:
-    """Refuse another transport, at which Dask would fail with an error of its own."""
+def check_address(address: str) -> None:
+    """Raise `ValueError` for what is no address, or of another transport, at which Dask would fail by itself."""
+    scheme, place = parse_address(address)
+    parse_host_port(place)
     if scheme not in ("tcp", "tls"):
         raise ValueError(f"{scheme}:// is neither tcp:// nor tls://")
 
@@ -184,13 +153,7 @@ async def _start(cluster: SupervisedCluster) -> None:
 
 
 async def workers_joined(client: Client, shape: LocalShape) -> None:
-    """Wait until every process of the local cluster has joined.
-
-    Raises
-    ------
-    BadInput
-        They do not join within a minute.
-    """
+    """Wait until every process of the local cluster has joined."""
     wanted = shape.engines + shape.tool_workers + shape.trainers
     try:
         joined: Any = client.wait_for_workers(wanted, timeout=JOIN_TIMEOUT_S)  # type: ignore[func-returns-value]
@@ -211,14 +174,7 @@ class TlsFiles:
     key: Path | None = None
 
     def security(self, address: str) -> Security:
-        """What a client of the scheduler at `address` needs.
-
-        Raises
-        ------
-        BadInput
-            A file cannot be used, there are none for an address that needs them, or the address is of a connection
-            without encryption although they are given or Dask's configuration requires it.
-        """
+        """What a client of the scheduler at `address` needs."""
         given = {"tls_ca_file": self.ca_file, "tls_client_cert": self.cert, "tls_client_key": self.key}
         paths = {name: str(path) for name, path in given.items() if path is not None}
         security = Security(**paths)
@@ -240,17 +196,9 @@ class TlsFiles:
 
 @contextlib.asynccontextmanager
 async def remote_client(address: str, timeout_s: float, tls: TlsFiles | None = None) -> AsyncIterator[Client]:
-    """A client of the scheduler at `address`; says so on stderr where the connection is open to others.
-
-    Raises
-    ------
-    BadInput
-        The address is malformed, its credentials are missing, or no scheduler answers there in time.
-    """
+    """A client of the scheduler at `address`; says so on stderr where the connection is open to others."""
     try:
-        scheme, place = parse_address(address)
-        parse_host_port(place)
-        _check_scheme(scheme)
+        check_address(address)
         warning = unencrypted(address)
         security = (tls or TlsFiles()).security(address)
         if warning:

@@ -23,15 +23,7 @@ _TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 
 
 def engine_option(default: str = DEFAULT_KIND, *others: str) -> Callable[[F], F]:
-    """The option, checked when the command line is read.
-
-    Parameters
-    ----------
-    default
-        Its default.
-    others
-        Names that the command takes besides those of engine kinds.
-    """
+    """The option, checked when the command line is read."""
     named = ", ".join((*ENGINE_KINDS, *others, "package.module:object"))
 
     def checked(context: click.Context, parameter: click.Parameter, value: str) -> str:
@@ -87,13 +79,7 @@ def parsed_vllm_options(
     logprobs: str | None,
     engine_args: Sequence[str],
 ) -> EngineOptions | None:
-    """The options of a vLLM engine; None where none was given.
-
-    Raises
-    ------
-    BadInput
-        The engine is of another kind, or an argument is refused.
-    """
+    """The options of a vLLM engine; None where none was given."""
     given = {
         "gpu_memory_utilization": gpu_memory_utilization,
         "quantization": quantization,
@@ -129,13 +115,7 @@ def strategies_from_here(context: click.Context, parameter: click.Parameter, val
 
 
 def shipped_model() -> Path:
-    """The checkpoint that comes with the package `pipelines`.
-
-    Raises
-    ------
-    BadInput
-        The package or the checkpoint is absent.
-    """
+    """The checkpoint that comes with the package `pipelines`."""
     # By its file beside this package: a project may have a package `pipelines` of its own.
     path = Path(heddle_dask.__file__).parents[1] / "pipelines" / "tiny_agent" / "checkpoint"
     if (path / "config.json").is_file():
@@ -151,11 +131,6 @@ def chosen_model(model: str | None, engine: str) -> str:
 
     The path is made absolute: workers and later readers of the run have other working directories. The emulated
     engine needs no weights, but a directory for the tokenizer.
-
-    Raises
-    ------
-    BadInput
-        The directory does not exist or holds no model.
     """
     if model is None:
         return str(shipped_model())

@@ -56,35 +56,25 @@ def export(
 
         counts = {"rows": export_parquet(RunReader(run), out)}
     else:
-        counts = _export_steps(run, out, form, groups_per_step, advantages, ranks, pad_token_id)
+        from heddle_dask.records.schema import is_ours
+        from heddle_dask.training.advantages import advantage_function
+        from heddle_dask.training.exports.steps import ExportOptions, export_batches, export_run
+
+        options = ExportOptions(form, advantage_function(advantages), ranks, pad_token_id)
+        if is_ours(run):
+            in_one = 2**31 - 1
+            counts = asdict(
+                export_run(run, out, options, in_one if groups_per_step is None else groups_per_step)
+            )
+        elif groups_per_step is not None:
+            raise BadInput(
+                "--groups-per-step is for a stored run: the batches of a training are exported as they are"
+            )
+        else:
+            counts = asdict(export_batches(run, out, options))
     if as_json:
         print_json({"out": str(out), "form": form, **counts})
     else:
         click.echo(
             f"{out}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
         )
-
-
-def _export_steps(
-    run: Path,
-    out: Path,
-    form: str,
-    groups_per_step: int | None,
-    advantages: str,
-    ranks: int,
-    pad_token_id: int,
-) -> dict[str, int]:
-    from heddle_dask.records.schema import is_ours
-    from heddle_dask.training.advantages import advantage_function
-    from heddle_dask.training.exports.steps import ExportOptions, export_batches, export_run
-
-    options = ExportOptions(form, advantage_function(advantages), ranks, pad_token_id)
-    if is_ours(run):
-        return asdict(
-            export_run(run, out, options, 2**31 - 1 if groups_per_step is None else groups_per_step)
-        )
-    if groups_per_step is not None:
-        raise BadInput(
-            "--groups-per-step is for a stored run: the batches of a training are exported as they are"
-        )
-    return asdict(export_batches(run, out, options))

@@ -72,8 +72,6 @@ class Asked:
 
     @classmethod
     def of(cls, ctx: click.Context, options: Mapping[str, Any]) -> Asked:
-        """Of these values of the command's options."""
-
         def named(source: ParameterSource) -> frozenset[str]:
             return frozenset(name for name in options if ctx.get_parameter_source(name) is source)
 
@@ -83,17 +81,10 @@ class Asked:
         return self.values[name]
 
     def but(self, **values: Any) -> Asked:
-        """The same with other values of some options."""
         return replace(self, values={**self.values, **values})
 
     def object_of(self, kind: type[Value], **fields: Any) -> Value:
-        """The object whose fields these options are; `fields` are given in their place, or have no option.
-
-        Raises
-        ------
-        BadInput
-            Its class refuses a value.
-        """
+        """The object whose fields these options are; `fields` are given in their place, or have no option."""
         asked = {name: self.values[option.name] for name, option in options_of(kind).items()}
         return kind(**{**asked, **fields})
 
@@ -113,13 +104,7 @@ class ConfiguredCommand(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Parse the options.
-
-        Raises
-        ------
-        BadInput
-            A setting is wrong; the message names its key.
-        """
+        """Parse the options."""
         extra["default_map"] = {**_defaults(), **(extra.get("default_map") or {})}
         return super().make_context(info_name, args, parent, **extra)
 

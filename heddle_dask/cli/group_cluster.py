@@ -27,13 +27,7 @@ _SAID_BY_GROUPS = {
 
 
 def plan_of_file(path: Path | None) -> ClusterPlan | None:
-    """The plan in a file of ``--cluster``; None: the file describes one cluster on this machine, without groups.
-
-    Raises
-    ------
-    BadInput
-        The file cannot be read, or is a plan that cannot be.
-    """
+    """The plan in a file of ``--cluster``; None: the file describes one cluster on this machine, without groups."""
     content = {} if path is None else read_toml(path, "--cluster")
     if path is None or not is_plan(content):
         return None
@@ -47,10 +41,6 @@ def check_plan(plan: ClusterPlan, path: Path, given: frozenset[str]) -> None:
     ----------
     given
         Names of the options given on the command line.
-
-    Raises
-    ------
-    BadInput
     """
     for name, key in _SAID_BY_GROUPS.items():
         if name in given:
@@ -66,13 +56,7 @@ def check_plan(plan: ClusterPlan, path: Path, given: frozenset[str]) -> None:
 
 
 def engine_tp_degree(plan: ClusterPlan) -> int:
-    """The TP degree of the engines of all groups.
-
-    Raises
-    ------
-    BadInput
-        They have several.
-    """
+    """The TP degree of the engines of all groups."""
     by_degree = {group.tp_degree: group.name for group in plan.groups.values() if group.role == "rollout"}
     if len(by_degree) > 1:
         told = ", ".join(f"{name} has {degree}" for degree, name in by_degree.items())
@@ -85,13 +69,7 @@ def engine_tp_degree(plan: ClusterPlan) -> int:
 def engines_of_groups(
     engines: Engines, plan: ClusterPlan, model: str, tokens: int | None, seed: int
 ) -> Engines:
-    """The engines of the command line at the TP degree of the groups.
-
-    Raises
-    ------
-    BadInput
-        The model cannot be split that way.
-    """
+    """The engines of the command line at the TP degree of the groups."""
     degree = engine_tp_degree(plan)
     if degree == 1:
         return engines
@@ -105,13 +83,7 @@ def engines_of_groups(
 async def groups_client(
     plan: ClusterPlan, logs: Path, on_event: Callable[[str], None]
 ) -> AsyncIterator[Client]:
-    """A client of a new cluster of groups; `on_event` takes a line for what becomes of each job.
-
-    Raises
-    ------
-    BadInput
-        The batch system refuses a group; nothing was started then.
-    """
+    """A client of a new cluster of groups; `on_event` takes a line for what becomes of each job."""
     cluster = SlurmCluster(plan, logs=logs, on_event=on_event, asynchronous=True)
     async with cluster_client(cluster, logs) as client:
         yield client

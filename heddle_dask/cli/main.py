@@ -7,9 +7,10 @@ import them when they run: Dask loads this module at every start of a ``dask`` c
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import click
 
-from heddle_dask.cli.bench import bench
 from heddle_dask.cli.doctor.command import doctor
 from heddle_dask.cli.export import export
 from heddle_dask.cli.one_line import OneLineGroup
@@ -21,6 +22,7 @@ from heddle_dask.cli.show.command import show
 from heddle_dask.cli.simulate import simulate
 from heddle_dask.cli.top.command import top
 from heddle_dask.cli.train.command import train
+from heddle_dask.core.errors import BadInput
 
 
 @click.group("heddle", cls=OneLineGroup, invoke_without_command=True)
@@ -30,6 +32,21 @@ def heddle(ctx: click.Context) -> None:
     """Agentic-RL rollouts on Dask clusters with vLLM."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
+
+
+@click.command(
+    "bench",
+    hidden=True,
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def bench(words: tuple[str, ...]) -> NoReturn:
+    """Say where the measurements are."""
+    name = words[0] if words and not words[0].startswith("-") else "NAME"
+    raise BadInput(
+        f"measurements are in a checkout, not in the package: `python -m benchmarks {name} …` there"
+    )
 
 
 heddle.add_command(rollout)
@@ -46,5 +63,4 @@ heddle.add_command(bench)
 
 
 def main() -> None:
-    """The console script."""
     heddle(prog_name="heddle")

@@ -27,12 +27,10 @@ class OneLineGroup(click.Group):
     """A group that reports bad input in one line, without a usage block or a traceback."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        """Parse the group's own options."""
         with one_line_errors():
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Parse and run the command."""
         with one_line_errors():
             return super().invoke(ctx)
 

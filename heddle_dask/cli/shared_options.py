@@ -35,7 +35,6 @@ class FiniteNumber(click.FloatRange):
     name = "number"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number; fails in one line."""
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
@@ -94,18 +93,11 @@ def shared_options(function: F) -> F:
 
 
 def print_json(result: Mapping[str, Any]) -> None:
-    """Print the last line of stdout; replace nan and infinities by None before."""
     click.echo(json.dumps(result, allow_nan=False))
 
 
 def whole_numbers(option: str, text: str, example: str) -> list[int]:
-    """Whole numbers separated by commas, in the order given.
-
-    Raises
-    ------
-    BadInput
-        A part of `text` is no whole number, below 1 or above `MOST`; the message names the option and gives `example`.
-    """
+    """Whole numbers separated by commas, in the order given."""
     try:
         numbers = [int(part) for part in text.split(",")]
     except ValueError:
@@ -157,12 +149,7 @@ def _text(value: Any, where: str) -> str:
 
 
 def check_writable(option: str, path: Path) -> None:
-    """Refuse a path that cannot be written before minutes of work, not after.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse a path that cannot be written before minutes of work, not after."""
     try:
         # The target of a link: a link to nowhere would otherwise leave an empty file there.
         target = Path(os.path.realpath(path))
@@ -176,12 +163,7 @@ def check_writable(option: str, path: Path) -> None:
 
 
 def write_file(option: str, path: Path, content: str | bytes) -> None:
-    """Write the file beside its place and rename it: a reader never sees half of it.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Write the file beside its place and rename it: a reader never sees half of it."""
     data = content.encode("utf-8") if isinstance(content, str) else content
     aside = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:

@@ -37,19 +37,12 @@ class StoredRun:
 
     Attributes
     ----------
-    stored
-        Trajectories in the store.
     recovered
         Trajectories that only the journal has.
     unfinished
         Trajectories with journalled steps or actions and no end.
     dropped_bytes
         Length of the journal's torn tail.
-
-    Raises
-    ------
-    BadInput
-        The path is no run, or its journal is damaged.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -77,27 +70,14 @@ class StoredRun:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """Metadata of the run: environment, model, options."""
         return self._reader.metadata
 
     @property
     def ids(self) -> list[str]:
-        """Ids of the trajectories, in order."""
         return [*self._rows, *self._journalled]
 
-    @property
-    def begun(self) -> int:
-        """Trajectories that have begun, finished or not."""
-        return len(self) + self.unfinished
-
     def find(self, name: str) -> TrajectoryRecord:
-        """A trajectory by its id, or by its number in the order of `ids`.
-
-        Raises
-        ------
-        BadInput
-            There is no such trajectory.
-        """
+        """A trajectory by its id, or by its number in the order of `ids`."""
         ids = self.ids
         if not self._is_finished(name):
             if not name.isdigit() or int(name) >= len(ids):
@@ -145,13 +125,7 @@ def default_out(env: str, now: datetime) -> Path:
 
 
 def check_out(out: Path, mode: WriteMode) -> None:
-    """Refuse, before the cluster starts, what the run writer would refuse later.
-
-    Raises
-    ------
-    BadInput
-        The path exists, is missing, is no run, or cannot be written, depending on `mode`.
-    """
+    """Refuse, before the cluster starts, what the run writer would refuse later."""
     if not out.name.removesuffix(".zarr"):
         raise BadInput(f"--out {str(out)!r} names no run: give a path such as runs/RUN.zarr")
     try:
@@ -195,7 +169,8 @@ def remove_if_empty(out: Path) -> bool:
     """
     try:
         with RunStore.append_to(out) as store:
-            if len(store) or StoredRun(out).begun:
+            run = StoredRun(out)
+            if len(store) or len(run) or run.unfinished:
                 return False
             shutil.rmtree(out)
             journal_path(out).unlink(missing_ok=True)

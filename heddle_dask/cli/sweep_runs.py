@@ -40,15 +40,8 @@ def play_jobs(
     scheduler
         Address of the Dask scheduler for the jobs; None: run them in this process. Every worker needs the same
         version of this package, and a trace file under the same path and with the same content.
-    say
-        Takes the lines about progress.
     names
         Names of the jobs in these lines [default: the strategies].
-
-    Raises
-    ------
-    BadInput
-        As `sim.sweep.run_jobs`; no scheduler answers at the address, the scheduler ends, or a job kills its workers.
     """
     progress = _Progress(names or [job.arm.name for job in jobs], say)
     if scheduler is None:
@@ -77,11 +70,6 @@ def run_on_cluster(
     ----------
     ended
         Called with the number of an argument and its result as soon as its task ends.
-
-    Raises
-    ------
-    BadInput
-        A task raised it; no scheduler answers at the address, the scheduler ends, or a task kills its workers.
     """
     return asyncio.run(_run_on_cluster(function, arguments, scheduler, say, ended))
 
@@ -96,7 +84,6 @@ class _Progress:
         self._began_s = time.monotonic()
 
     def ended(self, number: int, one: SimulatedRollout) -> None:
-        """Report `one`, the result of the job with that number."""
         self._done += 1
         total = len(self._names)
         left = total - self._done
@@ -136,7 +123,6 @@ async def _run_on_cluster(
 
 
 async def _result(number: int, future: Any, address: str, ended: Callable[[int, R], None]) -> R:
-    """Wait for one task and report it."""
     from distributed import KilledWorker
     from distributed.client import FutureCancelledError
 

@@ -96,7 +96,6 @@ async def profile_engine(
 
 
 def _checked_shape(spec: EngineSpec, plan: ProfilePlan, kv_contexts: Sequence[int]) -> ModelShape:
-    """The model's shape; refuses what the engine cannot run."""
     shape = read_shape(spec.model)
     check_degree(shape, spec.tp_degree)
     plan.check(spec)
@@ -157,7 +156,6 @@ def model_name(directory: str) -> str:
 
 
 def this_device() -> str:
-    """The accelerators of this machine in words, or its processors if it has none."""
     if shutil.which("nvidia-smi"):
         asked = subprocess.run(
             ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],

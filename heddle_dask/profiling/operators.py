@@ -77,7 +77,6 @@ class Operators:
         self._vocabulary = int(config["vocab_size"]) // degree
 
     def linear_s(self, tokens: int) -> float:
-        """Seconds of one layer's projections and feed-forward network for a number of tokens."""
         attention = self._heads * self._head_dim
         wide = attention + 2 * self._kv_heads * self._head_dim
         layers = [(self._hidden, wide), (attention, self._hidden)]
@@ -89,7 +88,6 @@ class Operators:
         return seconds + sum(self._matrix_s(tokens, inside, outside) for inside, outside in layers)
 
     def head_s(self, tokens: int) -> float:
-        """Seconds of the output head."""
         return self._matrix_s(tokens, self._hidden, self._vocabulary)
 
     def decode_attention_s(self, batch: int, context: int) -> float:
@@ -106,7 +104,6 @@ class Operators:
         return self._seconds(attend)
 
     def prefill_attention_s(self, tokens: int) -> float:
-        """Seconds of one layer's causal attention over a prompt."""
         query = self._random(1, self._heads, tokens, self._head_dim)
         keys, values = (self._random(1, self._kv_heads, tokens, self._head_dim) for _ in range(2))
         return self._seconds(
@@ -116,7 +113,6 @@ class Operators:
         )
 
     def prefill_s(self, tokens: int) -> float:
-        """Seconds of all layers and the output head for a prompt."""
         layer_s = self.linear_s(tokens) + self.prefill_attention_s(tokens)
         return self.layers * layer_s + self.head_s(1)
 
@@ -148,7 +144,6 @@ class Operators:
         return torch.randn(*sizes, device=self._device, dtype=self._dtype)
 
     def _seconds(self, operator: Callable[[int], torch.Tensor]) -> float:
-        """Median over the repeats, after a few warm-up calls."""
         for turn in range(3):
             operator(turn)
         if self._device.type != "cuda":
@@ -171,13 +166,7 @@ def _timed(operator: Callable[[int], torch.Tensor], turn: int) -> float:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device on which torch cannot run.
-
-    Raises
-    ------
-    BadInput
-        It is neither the CPU nor a GPU of this machine.
-    """
+    """Refuse a device on which torch cannot run."""
     if device == "cpu":
         return
     gpus = torch.cuda.device_count()
@@ -218,11 +207,6 @@ def measure_operators(
         Device of torch: ``"cuda"``, ``"cuda:1"``, or ``"cpu"`` for a dry run.
     described
         Name of the device in the table; None: torch's name.
-
-    Raises
-    ------
-    BadInput
-        The degree does not divide the heads, or the device is absent.
     """
     check_device(device)
     torch.manual_seed(seed)

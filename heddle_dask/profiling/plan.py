@@ -105,8 +105,6 @@ class ProfilePlan:
     ----------
     batches, contexts
         Numbers of sequences, and context tokens of each; a pair that exceeds the KV capacity is left out.
-    prompts
-        Lengths of prompts.
     tokens
         Tokens that each sequence decodes for a point.
     """
@@ -123,13 +121,7 @@ class ProfilePlan:
         return tuple(dict.fromkeys(min(length, longest) for length in self.contexts if longest >= 1))
 
     def check(self, spec: EngineSpec) -> None:
-        """Refuse measurements that the engine cannot run.
-
-        Raises
-        ------
-        BadInput
-            A batch exceeds the slots, or a length exceeds the context limit.
-        """
+        """Refuse measurements that the engine cannot run."""
         if max(self.batches) > spec.named_slots:
             raise BadInput(
                 f"batch of {max(self.batches)} exceeds {spec.named_slots} slots: use --slots {max(self.batches)}"
@@ -143,13 +135,7 @@ class ProfilePlan:
 
 
 def plan_for(slots: int, max_model_len: int, *, tokens: int = 128, repeats: int = 5) -> ProfilePlan:
-    """Batches: powers of two, one and a half times these, and `slots`; lengths in factors of four up to the limit.
-
-    Raises
-    ------
-    BadInput
-        The context limit leaves no context besides the tokens to decode.
-    """
+    """Batches: powers of two, one and a half times these, and `slots`; lengths in factors of four up to the limit."""
     room = max_model_len - tokens
     if room < 1:
         raise BadInput(f"{tokens} tokens to decode leave no context of {max_model_len}: use fewer")

@@ -58,7 +58,6 @@ class Sweep:
         self._on_progress = on_progress
 
     async def prefill(self, lengths: Sequence[int]) -> list[TokensPoint]:
-        """Measure prompts alone."""
         points = []
         # The first prompts of an engine allocate memory, which takes seconds.
         each = [[self._prompt(engine, length) for length in lengths] for engine in range(len(self._clients))]
@@ -129,8 +128,6 @@ class Sweep:
     async def _answered_s(
         self, engine: int, prompts: Sequence[Sequence[int]], tokens: int, name: str
     ) -> float:
-        """Median seconds of concurrent steps."""
-
         async def one(index: int) -> float:
             sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=index)
             began_s = time.perf_counter()

@@ -32,7 +32,6 @@ class Ended:
 
     @property
     def succeeded(self) -> bool:
-        """Whether its program ran to its end."""
         return self.status == "completed"
 
 
@@ -74,7 +73,6 @@ class CauseCounts:
             self.add(each)
 
     def add(self, ended: Ended) -> None:
-        """Count one trajectory."""
         if ended.succeeded:
             return
         key = (ended.status, ended.cause)

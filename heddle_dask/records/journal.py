@@ -45,12 +45,6 @@ _BUFFER_BYTES = 4 << 20
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
-class JournalRecords(list[tuple[str, dict[str, Any]]]):
-    """The complete records of a journal, in order; `dropped_bytes` is the length of its torn tail."""
-
-    dropped_bytes: int = 0
-
-
 class Journal:
     """The writer of a journal. Make one with `create` or `open_append`; close it, or use it in a `with`.
 
@@ -298,32 +292,11 @@ class JournalReader:
         self.dropped_bytes = self._header.size - end
 
 
-def read_journal(path: str | Path) -> JournalRecords:
-    """All complete records of a short journal; a long one is read with `JournalReader`.
-
-    Returns
-    -------
-    JournalRecords
-        A list of (kind, body), with the attribute `dropped_bytes`: length of the torn tail, or 0.
-
-    Raises
-    ------
-    BadInput
-        As `JournalReader`.
-    """
-    reader = JournalReader(path)
-    records = JournalRecords((record.kind, record.body) for record in reader)
-    records.dropped_bytes = reader.dropped_bytes
-    return records
-
-
 def _prefixes(kinds: Collection[str]) -> tuple[bytes, ...]:
-    """What the JSON of a record of one of these kinds begins with."""
     return tuple(_encode([kind])[:-1].encode("ascii") + b"," for kind in kinds)
 
 
 def _open_locked(path: Path, flags: int) -> WriterLock:
-    """A lock with a descriptor for appending."""
     try:
         if flags & os.O_CREAT:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -338,5 +311,4 @@ def _open_locked(path: Path, flags: int) -> WriterLock:
 
 
 def _aside(path: Path) -> Path:
-    """Where a compaction writes."""
     return path.with_name(path.name + ".partial")

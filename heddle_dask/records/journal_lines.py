@@ -83,7 +83,6 @@ def _lines_of(file: BinaryIO, path: Path, last: JournalLine) -> Iterator[Journal
 
 
 def _checked(line: bytes, previous_crc: int) -> bytes | None:
-    """The JSON of a line, or None if its CRC is wrong."""
     if line[8:9] != b" " or line[-1:] != b"\n":
         return None
     text = line[9:-1]

@@ -67,7 +67,6 @@ class Holder:
 
     @classmethod
     def this_process(cls) -> Holder:
-        """Return a new lease's holder."""
         pid = os.getpid()
         return cls(
             secrets.token_hex(16),
@@ -104,13 +103,7 @@ class _Found:
 
 
 class Lease:
-    """A lease that this process holds. Make one with `take`; `release` it.
-
-    Attributes
-    ----------
-    holder
-        This process.
-    """
+    """A lease that this process holds. Make one with `take`; `release` it."""
 
     def __init__(self, path: Path, holder: Holder, beat_s: float, expiry_s: float) -> None:
         self.holder = holder
@@ -298,7 +291,6 @@ def _process(pid: int) -> tuple[str, int]:
 
 @cache
 def _machine() -> str:
-    """This boot of this machine, and the process namespace."""
     return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
 
 

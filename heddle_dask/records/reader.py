@@ -304,7 +304,6 @@ class _TableWindow:
         self._arrays: dict[str, npt.NDArray[Any]] = {}
 
     def rows(self, start: int, stop: int) -> dict[str, npt.NDArray[Any]]:
-        """These rows of every column."""
         if not self._arrays or not self._start <= start <= stop <= self._stop:
             self._load(start, stop)
         part = slice(start - self._start, stop - self._start)

@@ -48,8 +48,6 @@ class Table:
     chunk_rows
         Rows per chunk. An append rewrites the last chunk of every column, so small chunks are fast to write and large
         chunks are fast to read; chunks are below 1 MB.
-    columns
-        Name to Zarr data type.
     """
 
     dimension: str
@@ -228,7 +226,6 @@ def open_run(path: Path, mode: Any) -> zarr.Group:
 
 
 def _are_counts(committed: object) -> bool:
-    """Whether this is a number of rows for each table."""
     return isinstance(committed, dict) and all(
         isinstance(committed.get(table), int) and committed[table] >= 0 for table in TABLES
     )
@@ -241,7 +238,6 @@ def attributes_crc(attributes: Mapping[str, Any]) -> int:
 
 
 def committed_rows(group: zarr.Group) -> dict[str, int]:
-    """Committed rows by table."""
     committed: Any = group.attrs["committed"]
     return {table: int(committed[table]) for table in TABLES}
 

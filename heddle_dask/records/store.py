@@ -193,17 +193,14 @@ class RunStore:
                 raise
 
     def close(self) -> None:
-        """Release the lock; everything appended is already committed. May be called twice."""
         if self._lock is not None:
             self._lock.release()
 
     def __contains__(self, trajectory_id: str) -> bool:
-        """Whether the trajectory is committed."""
         self._settle()
         return stored_text(trajectory_id) in self._ids
 
     def __len__(self) -> int:
-        """Committed trajectories."""
         self._settle()
         return self._rows["trajectories"]
 
@@ -248,7 +245,6 @@ class RunStore:
         self._in_doubt = False
 
     def _commit(self, tables: Mapping[str, Rows]) -> dict[str, int]:
-        """Write rows, then commit them; returns the new row counts."""
         if self._lock is not None:
             self._lock.check()
         rows = dict(self._rows)
@@ -259,7 +255,6 @@ class RunStore:
         return rows
 
     def _write(self, table: str, columns: Rows) -> int:
-        """Write rows after the committed ones; returns their number."""
         start = self._rows[table]
         count = len(next(iter(columns.values())))
         for name, values in columns.items():

@@ -44,15 +44,12 @@ class SyncedStore(LocalStore):
     async def get(
         self, key: str, prototype: BufferPrototype | None = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
-        """One file, or the part of it that was asked for."""
         return await super().get(self._name_of(key), prototype, byte_range)
 
     async def exists(self, key: str) -> bool:
-        """Whether there is such a file."""
         return await super().exists(self._name_of(key))
 
     async def delete(self, key: str) -> None:
-        """Remove a file, now."""
         await self._drop(key)
         await super().delete(key)
 

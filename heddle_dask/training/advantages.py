@@ -54,8 +54,6 @@ def advantage_function(name: str) -> AdvantageFunction:
 
 
 def _checked(name: str, function: Callable[[TrajectoryGroup], Any]) -> AdvantageFunction:
-    """The user's function, whose answers are checked."""
-
     def checked(group: TrajectoryGroup) -> npt.NDArray[np.float64]:
         values = np.asarray(function(group), np.float64)
         if values.shape != (len(group.members),) or not np.isfinite(values).all():

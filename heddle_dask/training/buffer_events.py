@@ -53,12 +53,10 @@ class BufferedGroup:
 
     @property
     def first_version(self) -> int:
-        """A group is as old as its oldest member."""
         return min(self.first_versions)
 
     @classmethod
     def of(cls, group: TrajectoryGroup) -> BufferedGroup:
-        """What the buffer needs to know of a group."""
         members = group.members
         return cls(
             group.group_id,
@@ -134,7 +132,6 @@ _KINDS: Final[Mapping[str, type[Any]]] = {
 
 
 def event_to_body(event: BufferEvent) -> tuple[str, dict[str, Any]]:
-    """Kind and JSON-able fields."""
     return type(event).__name__, asdict(event)
 
 
@@ -176,7 +173,6 @@ class Lengths:
 
     @classmethod
     def of(cls, tokens: Mapping[int, int]) -> Lengths:
-        """From a count of trajectories by their tokens."""
         if not tokens:
             return cls(0, 0.0, 0.0, 0.0, 0.0)
         values = np.array(sorted(tokens))
@@ -196,12 +192,8 @@ class BufferCounts:
     ----------
     sampled_groups, trained_groups
         By environment: the mix that arrived, and the one that went into batches.
-    dropped_groups, dropped_trajectories, dropped_tokens
-        By cause.
     staleness
         Trajectories in batches by their n - b.
-    truncated, trained_trajectories
-        Of the trajectories in batches.
     """
 
     sampled_groups: Counter[str] = field(default_factory=Counter)
@@ -222,7 +214,6 @@ class BufferCounts:
 
     @property
     def trained_lengths(self) -> Lengths:
-        """Of the trajectories that went into batches."""
         return Lengths.of(self._trained_tokens)
 
     @property
@@ -231,24 +222,16 @@ class BufferCounts:
         arrived = self.sampled_groups.total()
         return self.dropped_groups[NO_VARIANCE] / arrived if arrived else 0.0
 
-    @property
-    def truncated_share(self) -> float:
-        """Of the trajectories in batches; 0.0 before the first."""
-        return self.truncated / self.trained_trajectories if self.trained_trajectories else 0.0
-
     def arrived(self, environment: str, sampled_tokens: Iterable[int]) -> None:
-        """A group has ended."""
         self.sampled_groups[environment] += 1
         self._sampled_tokens.update(sampled_tokens)
 
     def dropped(self, cause: str, sampled_tokens: Sequence[int]) -> None:
-        """A group goes into no batch."""
         self.dropped_groups[cause] += 1
         self.dropped_trajectories[cause] += len(sampled_tokens)
         self.dropped_tokens[cause] += sum(sampled_tokens)
 
     def formed(self, step: int, groups: Iterable[BufferedGroup]) -> None:
-        """These groups are the batch of an optimiser step."""
         for group in groups:
             self.trained_groups[group.environment] += 1
             self._trained_tokens.update(group.sampled_tokens)

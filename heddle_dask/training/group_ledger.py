@@ -80,7 +80,6 @@ class GroupStart:
         return f"{self.prefix}g{self.position:06d}" + (f".{self.repeat}" if self.repeat else "")
 
     def again(self) -> GroupStart:
-        """The same task, once more."""
         return replace(self, repeat=self.repeat + 1)
 
 
@@ -120,8 +119,6 @@ class GroupLedger:
     ----------
     wasted_tokens
         Sampled tokens that no delivered member has, by cause.
-    dropped
-        Groups that were dropped, by cause.
     given_up
         Groups whose task was not asked for again, after `GroupPlan.max_repeats`.
     repeats
@@ -158,13 +155,7 @@ class GroupLedger:
 
     @property
     def running(self) -> int:
-        """Groups that have started and lack a member."""
         return sum(group.phase == "open" for group in self._groups.values())
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no member runs."""
-        return not self._groups
 
     def wants_group(self) -> bool:
         """Whether the open batches lack groups that do not run yet; extra groups included."""
@@ -174,7 +165,6 @@ class GroupLedger:
         return needed > 0 and self.running < needed + self._plan.extra_groups
 
     def start(self, start: GroupStart, task_id: str, environment: str, members: Sequence[str]) -> None:
-        """A group starts with these trajectories."""
         cohort = self._plan.groups_per_batch + self._plan.extra_groups
         group = _Group(start, task_id, environment, 1 + self._started // cohort, dict.fromkeys(members))
         self._started += 1
@@ -239,7 +229,6 @@ class GroupLedger:
             )
 
     def _finish(self, group: _Group, decisions: list[LedgerDecision]) -> None:
-        """Enough members have ended."""
         group.phase = "finished"
         group.finished = FinishedGroup(
             group.start.group_id, group.task_id, group.environment, tuple(group.records)
@@ -279,7 +268,6 @@ class GroupLedger:
                 self.given_up += 1
 
     def _close(self, group: _Group, decisions: list[LedgerDecision]) -> None:
-        """No member of the group runs any more."""
         if group.phase == "open" and not group.interrupted and group.records:
             self._finish(group, decisions)
         del self._groups[group.start.group_id]

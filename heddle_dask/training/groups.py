@@ -78,7 +78,6 @@ class GroupPlan:
 
     @property
     def attempts(self) -> int:
-        """Attempts of a group that are started."""
         return self.members + self.extra_members
 
 
@@ -158,7 +157,6 @@ class TrainingTrajectory:
 
     @property
     def trained_tokens(self) -> int:
-        """Tokens that are trained, over all branches."""
         return sum(int(one.trained.sum()) for one in self.sequences)
 
 
@@ -210,5 +208,4 @@ class TrainingBatch:
 
     @property
     def trajectories(self) -> int:
-        """Members of all groups."""
         return sum(len(group.members) for group in self.groups)

@@ -23,7 +23,6 @@ class MeanInterval:
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Both ends."""
         return self.low, self.high
 
 

@@ -90,7 +90,6 @@ class IteratedTrainer:
         self._metrics.update(metrics)
 
     async def state(self) -> TrainerState:
-        """Where the user's weights stand."""
         return self._state
 
     async def train(self, batch: Path, version: PolicyVersion) -> TrainReport:
@@ -111,15 +110,12 @@ class IteratedTrainer:
         return await order.report
 
     async def publish(self, version: PolicyVersion, store: str) -> str:
-        """Let the user's function publish the current weights."""
         return await asyncio.to_thread(self._publish, version, store)
 
     async def keep_best(self, version: PolicyVersion, reward: float) -> None:
-        """Let the user's function keep the checkpoint."""
         await asyncio.to_thread(self._keep, version, reward)
 
     async def close(self) -> None:
-        """End the user's loop."""
         with self._lock:
             self._ended = True
             self._orders.put(None)

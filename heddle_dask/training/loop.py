@@ -111,8 +111,6 @@ class EndTraining:
 
     Attributes
     ----------
-    trained
-        Training steps that are done.
     stopped
         The user asked for it; else all steps are done.
     """
@@ -151,8 +149,6 @@ class TrainingLoop:
 
     Parameters
     ----------
-    plan
-        The order of things.
     start
         Where it begins. Weights of a resumed training are published and installed again before rollout begins: engines
         may have been replaced meanwhile.
@@ -190,7 +186,6 @@ class TrainingLoop:
 
     @property
     def phase(self) -> LoopPhase:
-        """What the training step is waiting for, in one word."""
         if self.is_ended:
             return "done"
         if self._training:
@@ -204,7 +199,6 @@ class TrainingLoop:
         return "evaluating" if self._evaluating else "starting"
 
     def begin(self) -> list[LoopCommand]:
-        """The first commands."""
         return self._commands()
 
     def handle(self, event: LoopEvent) -> list[LoopCommand]:
@@ -337,5 +331,4 @@ class TrainingLoop:
         return TrainOnBatch(self.formed)
 
     def _rests(self) -> bool:
-        """Whether nothing more may begin."""
         return self.is_stopped or self.is_ended

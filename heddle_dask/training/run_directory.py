@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -25,68 +24,39 @@ FREE_TO_CHANGE: Final = ("steps", "engines", "learning", "cluster", "evaluation"
 """Parts of the description that a resumed training may change."""
 
 
-@dataclass(frozen=True, slots=True)
 class TrainingDirectory:
-    """Names of the parts of RUN_DIR."""
+    """RUN_DIR and its parts.
 
-    path: Path
+    Attributes
+    ----------
+    run_file
+        What was asked, and the lines of training (`lineages`).
+    metrics, evaluations
+        One JSON line for each training step, and for each evaluation.
+    samples
+        Some trajectories of each step as text, one JSON line each.
+    rollout
+        Zarr store of all trajectories; its journal is beside it.
+    weights
+        The default weight store.
+    """
 
-    @property
-    def run_file(self) -> Path:
-        """What was asked, and the lines of training (`lineages`)."""
-        return self.path / "run.json"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line for each training step."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def evaluations(self) -> Path:
-        """One JSON line for each evaluation."""
-        return self.path / "evaluations.jsonl"
-
-    @property
-    def samples(self) -> Path:
-        """Some trajectories of each step as text, one JSON line each."""
-        return self.path / "samples.jsonl"
-
-    @property
-    def rollout(self) -> Path:
-        """Zarr store of all trajectories; its journal is beside it."""
-        return self.path / "rollout.zarr"
-
-    @property
-    def buffer(self) -> Path:
-        """Log of the sample buffer."""
-        return self.path / "buffer.jsonl"
-
-    @property
-    def batches(self) -> Path:
-        """Folder of the batch files."""
-        return self.path / "batches"
-
-    @property
-    def checkpoints(self) -> Path:
-        """Folder of the checkpoints."""
-        return self.path / "checkpoints"
-
-    @property
-    def weights(self) -> Path:
-        """The default weight store."""
-        return self.path / "weights"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_file = path / "run.json"
+        self.metrics = path / "metrics.jsonl"
+        self.evaluations = path / "evaluations.jsonl"
+        self.samples = path / "samples.jsonl"
+        self.rollout = path / "rollout.zarr"
+        self.batches = path / "batches"
+        self.checkpoints = path / "checkpoints"
+        self.weights = path / "weights"
 
     def is_training(self) -> bool:
-        """Whether there is one."""
         return self.run_file.is_file()
 
     def check(self, mode: DirectoryMode) -> None:
-        """Refuse what `begin` would refuse, before anything starts; changes nothing.
-
-        Raises
-        ------
-        BadInput
-        """
+        """Refuse what `begin` would refuse, before anything starts; changes nothing."""
         if mode == "resume":
             self.description()
             return
@@ -180,11 +150,9 @@ class TrainingDirectory:
                 write_lines(path, kept)
 
     def add_metrics(self, row: Mapping[str, Any]) -> None:
-        """Log one training step."""
         append_lines(self.metrics, [row])
 
     def add_evaluation(self, row: Mapping[str, Any]) -> None:
-        """Log one evaluation."""
         append_lines(self.evaluations, [row])
 
     def _write(self, stored: Mapping[str, Any]) -> None:

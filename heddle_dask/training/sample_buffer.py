@@ -109,8 +109,6 @@ class BatchWaits:
 
 
 class SampleBuffer:
-    """See the module."""
-
     def __init__(self, rule: BatchRule, lineage: str) -> None:
         self.rule = rule
         self.counts = BufferCounts()
@@ -144,7 +142,6 @@ class SampleBuffer:
 
     @property
     def version(self) -> PolicyVersion:
-        """The newest weights whose checkpoint is known here."""
         return PolicyVersion(self._lineage, self._trained_step)
 
     @property
@@ -154,12 +151,10 @@ class SampleBuffer:
 
     @property
     def waiting(self) -> tuple[BufferedGroup, ...]:
-        """The groups that wait, in the order of arrival."""
         return tuple(self._waiting.values())
 
     @property
     def running(self) -> Mapping[str, int]:
-        """Groups that run, with the version of their first token."""
         return dict(self._running)
 
     @property
@@ -173,7 +168,6 @@ class SampleBuffer:
         return tuple(self._formed[step] for step in range(self._trained_step + 1, self._formed_step + 1))
 
     def knows(self, group_id: str) -> bool:
-        """Whether the group was accepted or dropped before."""
         return group_id in self._known
 
     def rewards_of(self, group_id: str) -> tuple[float, ...]:
@@ -231,7 +225,10 @@ class SampleBuffer:
         NothingToLearn
             After `BatchRule.empty_draws` draws in a row.
         """
-        valid = sorted((g for g in self._waiting.values() if not self._cause_of_age(g)), key=_age)
+        # Of equal ones the first that arrived: the sort is stable.
+        valid = sorted(
+            (g for g in self._waiting.values() if not self._cause_of_age(g)), key=lambda g: g.first_version
+        )
         groups = [group for group in valid if not group.late_for]
         late = [group for group in valid if group.late_for]
         needed = self.rule.groups
@@ -246,10 +243,6 @@ class SampleBuffer:
     def form(self, batch: BatchFormed) -> tuple[BufferEvent, ...]:
         """The batch that `draw` has chosen is stored: it is given out now."""
         return self._happen(batch)
-
-    def groups_of(self, batch: BatchFormed) -> tuple[BufferedGroup, ...]:
-        """The groups of a batch that `draw` has chosen and `form` has not taken."""
-        return tuple(self._waiting[group_id] for group_id in batch.group_ids)
 
     def trained(self, step: int) -> tuple[BufferEvent, ...]:
         """The optimiser step is in a checkpoint; so are those before it."""
@@ -380,10 +373,6 @@ class SampleBuffer:
         self._newest_of[lineage] = None
         self._lineage = lineage
         self._trained_step = number
-
-
-def _age(group: BufferedGroup) -> int:
-    return group.first_version  # of equal ones the first that arrived: the sort is stable
 
 
 def _dropped(group: BufferedGroup, cause: str) -> GroupDropped:

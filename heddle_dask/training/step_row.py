@@ -54,12 +54,10 @@ class StepSeconds:
     install: float = 0.0
 
     def plus(self, other: StepSeconds) -> StepSeconds:
-        """Phase by phase."""
         mine, theirs = asdict(self), asdict(other)
         return StepSeconds(**{name: mine[name] + theirs[name] for name in mine})
 
     def rounded(self) -> dict[str, float]:
-        """By phase, for people and JSON."""
         return {name: round(value, 4) for name, value in asdict(self).items()}
 
 
@@ -78,7 +76,6 @@ class StepClock:
         self._seconds = StepSeconds()
 
     def gave(self, at: float, commands: Iterable[LoopCommand]) -> None:
-        """The loop gave these commands."""
         for command in commands:
             match command:
                 case OpenBatches(through):
@@ -113,7 +110,6 @@ class StepClock:
                 self._add(install=at - began)
 
     def take(self) -> StepSeconds:
-        """The seconds since the last call."""
         taken, self._seconds = self._seconds, StepSeconds()
         return taken
 
@@ -135,7 +131,6 @@ class WasteMeter:
         self._before = counts.dropped_tokens + Counter(of_stream)
 
     def take(self, counts: BufferCounts, of_stream: Mapping[str, int]) -> dict[str, int]:
-        """By cause, since the last call."""
         now = counts.dropped_tokens + Counter(of_stream)
         new, self._before = now - self._before, now
         return dict(sorted(new.items()))

@@ -49,14 +49,20 @@ _DURABLE = (BatchFormed, BatchTrained, LineageBegan)
 
 
 class StoredSamples:
-    """Make one with `create` or `reopen`; close it, or use `with`. One thread at a time; `draw` writes a file."""
+    """Make one with `create` or `reopen`; close it, or use `with`. One thread at a time; `draw` writes a file.
+
+    Attributes
+    ----------
+    buffer
+        What waits and runs. Change it by the methods of this class.
+    """
 
     def __init__(
         self, folder: Path, log: Journal, buffer: SampleBuffer, groups: dict[str, TrajectoryGroup]
     ) -> None:
         self._folder = folder
         self._log = log
-        self._buffer = buffer
+        self.buffer = buffer
         self._groups = groups
 
     @classmethod
@@ -108,27 +114,19 @@ class StoredSamples:
             raise
 
     @property
-    def buffer(self) -> SampleBuffer:
-        """What waits and runs. Change it by the methods of this class."""
-        return self._buffer
-
-    @property
     def counts(self) -> BufferCounts:
-        """What became of the samples since the training began."""
-        return self._buffer.counts
+        return self.buffer.counts
 
     @property
     def open_batches(self) -> tuple[Path, ...]:
         """Files of the batches whose step is in no checkpoint, oldest first: they are trained before others."""
-        return tuple(self._path(batch) for batch in self._buffer.open_batches)
+        return tuple(self._path(batch) for batch in self.buffer.open_batches)
 
     def begin(self, group_id: str, first_version: int) -> None:
-        """A group runs (`SampleBuffer.begin`)."""
-        self._buffer.begin(group_id, first_version)
+        self.buffer.begin(group_id, first_version)
 
     def end(self, group_id: str) -> None:
-        """A group does not run any more and delivers nothing (`SampleBuffer.end`)."""
-        self._buffer.end(group_id)
+        self.buffer.end(group_id)
 
     def offer(self, finished: FinishedGroup, lineage: str) -> tuple[BufferEvent, ...]:
         """Take a delivered group or drop it; empty if it was offered before.
@@ -139,15 +137,15 @@ class StoredSamples:
             It has tokens that cannot be trained on (`group_records.trajectory_group`).
         WriteFailed
         """
-        if self._buffer.knows(finished.group_id):
-            self._buffer.end(finished.group_id)
+        if self.buffer.knows(finished.group_id):
+            self.buffer.end(finished.group_id)
             return ()
-        earlier = self._buffer.rewards_of(finished.late_for) if finished.late_for else ()
+        earlier = self.buffer.rewards_of(finished.late_for) if finished.late_for else ()
         group = trajectory_group(finished, lineage, earlier)
         if group is None:
             tokens = [record.generated_tokens for record in finished.records]
             return self.drop(finished.group_id, finished.environment, TOO_FEW, tokens)
-        events = self._logged(self._buffer.offer(BufferedGroup.of(group)))
+        events = self._logged(self.buffer.offer(BufferedGroup.of(group)))
         if not any(isinstance(event, GroupDropped) for event in events):
             self._groups[group.group_id] = group
         return events
@@ -156,7 +154,7 @@ class StoredSamples:
         self, group_id: str, environment: str, cause: str, sampled_tokens: Sequence[int] = ()
     ) -> tuple[BufferEvent, ...]:
         """Count a group that will not be delivered, such as a cancelled one (`SampleBuffer.drop`)."""
-        return self._logged(self._buffer.drop(group_id, environment, cause, sampled_tokens))
+        return self._logged(self.buffer.drop(group_id, environment, cause, sampled_tokens))
 
     def draw(self) -> Path | BatchWaits:
         """Form the next batch and store it; returns its file, or why there is none yet.
@@ -167,23 +165,22 @@ class StoredSamples:
         WriteFailed
             Nothing was formed.
         """
-        for event in self._logged(self._buffer.evict()):
+        for event in self._logged(self.buffer.evict()):
             if isinstance(event, GroupDropped):
                 del self._groups[event.group_id]
-        formed = self._buffer.draw()
+        formed = self.buffer.draw()
         if isinstance(formed, BatchWaits):
             return formed
         path = self._path(formed)
         groups = tuple(self._groups[group_id] for group_id in formed.group_ids)
         save_batch(TrainingBatch(formed.step, formed.lineage, groups), path)
-        self._logged(self._buffer.form(formed))
+        self._logged(self.buffer.form(formed))
         for group_id in formed.group_ids:
             del self._groups[group_id]
         return path
 
     def trained(self, step: int) -> None:
-        """The step is in a checkpoint: its samples are consumed."""
-        self._logged(self._buffer.trained(step))
+        self._logged(self.buffer.trained(step))
 
     def resume(self, version: PolicyVersion) -> None:
         """The training goes on from this checkpoint (`SampleBuffer.resume`); `open_batches` come first.
@@ -191,20 +188,14 @@ class StoredSamples:
         Raises
         ------
         BadInput
-            It is no checkpoint of this run, or the file of a batch after it was deleted (`forget_batches`).
+            It is no checkpoint of this run, or the file of a batch after it was deleted.
         """
-        self._logged(self._buffer.resume(version))
+        self._logged(self.buffer.resume(version))
         missing = [path for path in self.open_batches if not path.exists()]
         if missing:
             raise BadInput(f"cannot resume from {version}: {missing[0]} is missing: take a newer checkpoint")
 
-    def forget_batches(self, before: int) -> None:
-        """Delete the files of trained batches of steps below `before`; a resume from before there is refused."""
-        for batch in (self._path_of(step) for step in range(1, min(before, self._buffer.version.number + 1))):
-            batch.unlink(missing_ok=True)
-
     def close(self) -> None:
-        """Release the log. May be called twice."""
         self._log.close()
 
     def __enter__(self) -> StoredSamples:
@@ -214,10 +205,7 @@ class StoredSamples:
         self.close()
 
     def _path(self, batch: BatchFormed) -> Path:
-        return self._path_of(batch.step)
-
-    def _path_of(self, step: int) -> Path:
-        return batch_path(self._folder / BATCHES, step)
+        return batch_path(self._folder / BATCHES, batch.step)
 
     def _logged(self, events: tuple[BufferEvent, ...]) -> tuple[BufferEvent, ...]:
         """Write events down; what other processes depend on is on disk afterwards."""

@@ -33,10 +33,6 @@ def check_trainable_sampling(
         Begins the message, such as the option or the file.
     structured
         A form that the text must have (`core.sampling.StructuredOutput`); None for none.
-
-    Raises
-    ------
-    BadInput
     """
     if not temperature > 0 or math.isinf(temperature):
         raise BadInput(f"{where}: temperature is {temperature:g}: training needs one above 0")

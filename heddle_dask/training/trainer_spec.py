@@ -140,7 +140,6 @@ class TrainerSpec:
             raise BadInput(f"trainer loss is {self.loss!r}: use package.module:function")
 
     def to_mapping(self) -> dict[str, Any]:
-        """A JSON-able mapping from which `from_mapping` makes an equal spec."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @classmethod
@@ -180,5 +179,4 @@ _CHOICES = {
 
 
 def checkpoint_name(version: PolicyVersion) -> str:
-    """Name of the directory of a checkpoint."""
     return f"step-{version.number:06d}"

@@ -28,7 +28,6 @@ class EvaluatedWeights:
 
     @classmethod
     def of(cls, row: Row) -> EvaluatedWeights:
-        """From a row of ``evaluations.jsonl``."""
         return cls(int(row["number"]), dict(row["rewards"]))
 
     def interval(self) -> MeanInterval | None:
@@ -37,7 +36,6 @@ class EvaluatedWeights:
 
 
 def evaluated(rows: Sequence[Row]) -> dict[int, EvaluatedWeights]:
-    """By number of the weights; of several, the last one."""
     return {each.number: each for each in map(EvaluatedWeights.of, rows)}
 
 

@@ -106,7 +106,6 @@ class TrlRollouts:
             )
 
     def _attempts(self, prompts: Sequence[str]) -> list[TrajectoryRecord]:
-        """One attempt for each prompt, in their order."""
         by_count: dict[int, list[str]] = {}
         for task_id, count in Counter(prompts).items():
             by_count.setdefault(count, []).append(task_id)
@@ -170,7 +169,6 @@ def environment_reward(
 
 
 def _rewards_of(attempts: Sequence[TrajectoryRecord]) -> list[float]:
-    """The reward of each attempt; one that has none takes the mean of its task."""
     known: dict[str, list[float]] = {}
     for record in attempts:
         if record.reward is not None:
@@ -180,7 +178,6 @@ def _rewards_of(attempts: Sequence[TrajectoryRecord]) -> list[float]:
 
 
 def _untrained_row(record: TrajectoryRecord) -> dict[str, Any]:
-    """Of an attempt that failed: its first tokens, or any, with nothing to train."""
     ids = record.branches[0].token_ids[:2].tolist() if record.branches else []
     first, second = [*ids, 0, 0][:2]
     return {"prompt_ids": [first], "completion_ids": [second], "logprobs": [0.0], "env_mask": [0]}

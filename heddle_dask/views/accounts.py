@@ -164,15 +164,12 @@ class Account:
 
     @property
     def duration_s(self) -> float:
-        """The duration in seconds."""
         return self.duration_ns / NS_PER_S
 
     def seconds(self, phase: Phase) -> float:
-        """Seconds of one phase."""
         return self.phases_ns.get(phase, 0) / NS_PER_S
 
     def share(self, phase: Phase) -> float:
-        """Share of the duration, 0 to 1."""
         return self.phases_ns.get(phase, 0) / self.duration_ns if self.duration_ns else 0.0
 
 
@@ -215,7 +212,6 @@ def account_of(record: AnyRecord, facts: ControlFacts | None = None) -> Account:
 
 
 def summed(segments: Iterable[TimeSegment]) -> dict[Phase, int]:
-    """Nanoseconds by phase."""
     sums: dict[Phase, int] = {}
     for start, stop, phase in segments:
         sums[phase] = sums.get(phase, 0) + stop - start

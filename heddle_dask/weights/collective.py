@@ -17,7 +17,6 @@ _SCHEME: Final = "collective://"
 
 
 def is_collective(uri: str) -> bool:
-    """Whether weights of this store are broadcast."""
     return uri.startswith(_SCHEME)
 
 
@@ -68,12 +67,10 @@ class CollectiveUri:
 
     @property
     def network(self) -> str:
-        """``HOST:PORT``."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
     def url(self) -> str:
-        """Where the trainer answers engines."""
         return f"http://{self.network}"
 
 

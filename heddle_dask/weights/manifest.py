@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, Self
 
 from heddle_dask.core.errors import BadInput, HeddleError
@@ -108,18 +108,16 @@ class WeightManifest:
 
     @property
     def nbytes(self) -> int:
-        """Size of all buckets."""
         return sum(bucket.nbytes for bucket in self.buckets)
 
     @property
     def tensors(self) -> tuple[TensorFacts, ...]:
-        """All tensors, in the order of the buckets."""
         return tuple(tensor for bucket in self.buckets for tensor in bucket.tensors)
 
     @property
     def digest(self) -> str:
         """Digest of everything in the manifest, and so of the weights."""
-        return _digest(self._body())
+        return json_digest(self._body())
 
     def to_json(self) -> str:
         """The text of the manifest's file; it carries its own digest, so that half of it is no manifest."""
@@ -174,7 +172,6 @@ class WeightManifest:
                 raise WeightsRefused(f"a manifest that names {what} twice")
 
     def _body(self) -> dict[str, Any]:
-        adapter = self.adapter
         return {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -182,13 +179,8 @@ class WeightManifest:
             "version": self.version.number,
             "kind": self.kind,
             "nbytes": self.nbytes,
-            "model": {
-                "config_digest": self.model.config_digest,
-                "tokenizer_digest": self.model.tokenizer_digest,
-            },
-            "adapter": None
-            if adapter is None
-            else {"rank": adapter.rank, "scale": adapter.scale, "base_digest": adapter.base_digest},
+            "model": asdict(self.model),
+            "adapter": None if self.adapter is None else asdict(self.adapter),
             "buckets": [
                 {
                     "file": bucket.file,
@@ -222,15 +214,13 @@ def _bucket(body: Mapping[str, Any]) -> WeightBucket:
         nbytes=int(body["nbytes"]),
         digest=str(body["digest"]),
         tensors=tuple(
-            TensorFacts(str(name), str(dtype), _shape(shape)) for name, dtype, shape in body["tensors"]
+            TensorFacts(str(name), str(dtype), tuple(map(int, shape)))
+            for name, dtype, shape in body["tensors"]
         ),
     )
 
 
-def _shape(sizes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(int(size) for size in sizes)
-
-
-def _digest(body: Mapping[str, Any]) -> str:
-    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+def json_digest(value: Any) -> str:
+    """BLAKE2b-128 of a value as JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

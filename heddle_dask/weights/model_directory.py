@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.weights.manifest import ModelFacts, TensorFacts, WeightsRefused
+from heddle_dask.weights.manifest import ModelFacts, TensorFacts, WeightsRefused, json_digest
 from heddle_dask.weights.tensor_files import read_header
 
 _CHUNK_BYTES = 16 << 20
@@ -41,7 +41,7 @@ def model_facts(directory: str | Path) -> ModelFacts:
         shape = {key: config.get(key) for key in SHAPE_KEYS}
     except (OSError, ValueError, AttributeError) as error:
         raise BadInput(f"model directory {directory} has no readable config.json: {error}") from None
-    return ModelFacts(_digest(shape), _tokenizer_digest(path))
+    return ModelFacts(json_digest(shape), _tokenizer_digest(path))
 
 
 def model_tensors(directory: str | Path) -> tuple[TensorFacts, ...]:
@@ -103,7 +103,7 @@ def weights_digest(directory: str | Path) -> str:
                     hasher.update(chunk)
                     left -= len(chunk)
                 parts.append([one.facts.name, one.facts.dtype, list(one.facts.shape), hasher.hexdigest()])
-    return _digest(sorted(parts))
+    return json_digest(sorted(parts))
 
 
 def _tokenizer_digest(directory: Path) -> str:
@@ -111,7 +111,7 @@ def _tokenizer_digest(directory: Path) -> str:
         tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
         model = tokenizer["model"]
         added = [[each["id"], each["content"]] for each in tokenizer.get("added_tokens") or ()]
-        return _digest([model.get("vocab"), model.get("merges"), sorted(added)])
+        return json_digest([model.get("vocab"), model.get("merges"), sorted(added)])
     except FileNotFoundError:
         pass
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -120,8 +120,3 @@ def _tokenizer_digest(directory: Path) -> str:
         if (directory / name).is_file():
             return hashlib.blake2b((directory / name).read_bytes(), digest_size=16).hexdigest()
     return ""
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

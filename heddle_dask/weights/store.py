@@ -112,7 +112,6 @@ class WeightStore:
         return writer.publish()
 
     def manifest_uri(self, version: PolicyVersion) -> str:
-        """Where the manifest of a version is or will be."""
         return self._uri_of(self._manifest_path(version))
 
     def manifest(self, version: PolicyVersion) -> WeightManifest | None:
@@ -140,7 +139,6 @@ class WeightStore:
         return tuple(version for version in found if self.manifest(version) is not None)
 
     def newest(self, lineage: str) -> WeightManifest | None:
-        """The newest complete version of a lineage."""
         for number in sorted(self._numbers(lineage), reverse=True):
             manifest = self.manifest(PolicyVersion(lineage, number))
             if manifest is not None:

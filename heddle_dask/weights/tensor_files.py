@@ -82,12 +82,10 @@ class RawTensor:
 
     @property
     def nbytes(self) -> int:
-        """Size of its data."""
         return int(self.data.nbytes)
 
     @property
     def facts(self) -> TensorFacts:
-        """Name, type and shape."""
         return TensorFacts(self.name, self.dtype, self.shape)
 
 
@@ -151,7 +149,6 @@ def _header_bytes(start: bytes, name: str) -> int:
 
 
 def _tensors(head: bytes, end: int, name: str) -> tuple[StoredTensor, ...]:
-    """What the length and the header at the beginning of a file of `end` bytes name."""
     try:
         length = _header_bytes(head[:8], name)
         if length > _LONGEST_HEADER_BYTES:

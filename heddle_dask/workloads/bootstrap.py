@@ -54,7 +54,6 @@ def bootstrap(
 
 
 def file_domain(path: Path | str) -> str:
-    """Name of a trace file without its extensions."""
     return Path(path).name.removesuffix(".gz").removesuffix(".jsonl")
 
 

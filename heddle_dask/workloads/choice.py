@@ -113,14 +113,10 @@ class WorkloadStatistics:
 
     Attributes
     ----------
-    trajectories, groups
-        Numbers of trajectories and of groups.
     prompt_tokens, output_tokens, context_tokens, steps
         Per trajectory; output: generated tokens; context: at the end.
     tool_s, observation_tokens
         Per tool call.
-    max_over_mean
-        Largest over mean output.
     slowest_over_median
         Largest over median of output tokens times `token_s` plus tool seconds.
     prefilled_per_generated

@@ -24,8 +24,6 @@ class PlannedAction:
 
     Attributes
     ----------
-    label
-        Name of the tool.
     profile
         Its true seconds by units of its elastic resource.
     demand
@@ -52,12 +50,6 @@ class PlannedAction:
     sandbox_bytes: int = 0
     declared: DurationProfile | None = None
     timeout_s: float | None = None
-
-    @property
-    def shortest_s(self) -> float:
-        """Seconds with as many units as it can be granted."""
-        elastic = self.demand.elastic
-        return self.profile.seconds(self.demand[elastic].most if elastic else 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +81,6 @@ class PlannedTrajectory:
         Length of the task itself, and the limit of steps; 0: not known.
     rewards
         Calls after the last step, one after the other; a simulation runs them, a replay does not.
-    submitted_s
-        When a simulation submits it.
     prompt_key
         Identity of the prompt over passes; empty: the group stands for it.
     """
@@ -109,18 +99,15 @@ class PlannedTrajectory:
 
     @property
     def generated_tokens(self) -> int:
-        """Sampled tokens over all steps."""
         return sum(step.generated_tokens for step in self.steps)
 
     @property
     def context_tokens(self) -> int:
-        """Length of the context at the end."""
         observed = sum(step.observation_tokens for step in self.steps)
         return self.prompt_tokens + self.generated_tokens + observed
 
     @property
     def tools_s(self) -> float:
-        """Tool seconds between the steps."""
         return sum(step.tool_s for step in self.steps if step.tool is not None)
 
 
@@ -131,15 +118,6 @@ def is_replayable(trace: TracedTrajectory) -> bool:
         and all(step.generated_tokens is not None for step in trace.steps)
         and all(step.observation_tokens is not None for step in trace.steps[:-1])
     )
-
-
-def tool_waits_s(trace: TracedTrajectory, tool_scale: float) -> list[float]:
-    """Seconds that a replay waits for a tool after each step; 0 for waits for a person and after the last step."""
-    waits = [
-        0.0 if step.tool is None or step.human or step.tool_s is None else step.tool_s * tool_scale
-        for step in trace.steps[:-1]
-    ]
-    return [*waits, 0.0]
 
 
 def planned_trace(
@@ -159,10 +137,12 @@ def planned_trace(
         The prompt leaves no room for a generated token.
     """
     generated = [step.generated_tokens or 0 for step in trace.steps]
-    # A replay neither reads the last observation nor waits for the tool after the last step.
+    # A replay neither reads the last observation nor waits for the tool after the last step, nor for a person.
     observed = [step.observation_tokens or 0 for step in trace.steps[:-1]] + [0]
     tools = [step.tool for step in trace.steps[:-1]] + [None]
-    waits = tool_waits_s(trace, 1.0)
+    waits = [0.0 if step.tool is None or step.human else step.tool_s or 0.0 for step in trace.steps[:-1]] + [
+        0.0
+    ]
     whole = PlannedTrajectory(
         trace.trajectory_id,
         trace.group_id,
@@ -223,7 +203,6 @@ def fit_into_context(
     )
 
 
-def scaled_tokens(tokens: int | None, scale: float, least: int) -> int:
+def scaled_tokens(tokens: int, scale: float, least: int) -> int:
     """`tokens` times `scale`, rounded, at least `least`."""
-    assert tokens is not None, "only replayable trajectories are planned"
     return max(least, round(tokens * scale))

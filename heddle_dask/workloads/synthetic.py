@@ -2,7 +2,7 @@
 
 The paper (arXiv 2603.28101v1) gives few numbers: mean tool times, 16 samples per prompt, a cap of 40K output tokens,
 and the shape (right skew of tokens and of tool times, wide spread inside a group, slowest over median completion above
-4). Everything else is an assumption of this package; `SOURCES` has the origin of every parameter.
+4). Everything else is an assumption of this package; docs/workloads.md has the origin of every parameter.
 
 The model. The log of a trajectory's output tokens is the log median plus a normal term of the prompt and a normal term
 of the sample. A share of the trajectories is stretched by a Pareto factor (repair loops after a failed test). All are
@@ -29,7 +29,7 @@ from heddle_dask.workloads.planned import PlannedStep, PlannedTrajectory
 
 @dataclass(frozen=True, slots=True)
 class WorkloadParameters:
-    """All numbers behind one synthetic workload; `SOURCES` has the origin of each.
+    """All numbers behind one synthetic workload; docs/workloads.md has the origin of each.
 
     Attributes
     ----------
@@ -88,38 +88,6 @@ class WorkloadParameters:
                 "above 1, or tail_exponent, steps_median or step_variation not above 0"
             )
 
-
-# The origin of each parameter's value. "Assumption": not in the paper. "Traces": the recorded trajectories (complete,
-# all token counts known) that docs/workloads.md names.
-SOURCES: Mapping[str, str] = MappingProxyType(
-    {
-        "name": "paper 7.2",
-        "output_median_tokens": "assumption: steps of tens of seconds (paper) at 20 to 30 ms a token are about 1,000 "
-        "tokens, times the median steps; search generates 200 a step, as the recorded coding agents do (151 and 214)",
-        "prompt_log_sd": "assumption: with sample_log_sd a total of 0.86 (traces 0.6 to 1.7) of which a third lies "
-        "between prompts (repeated prompts in traces: 0.21, 0.33, 0.63)",
-        "sample_log_sd": "assumption: see prompt_log_sd; the paper says that samples of a prompt differ widely",
-        "tail_share": "assumption: one in twenty; the paper names repair steps after a failed test as the cause",
-        "tail_exponent": "assumption: infinite variance, finite mean, before the cap",
-        "steps_median": "assumption: coding = median of recorded transcripts (5; proxy logs 2); math below 5 (RollArt, "
-        "Table 1, read second-hand); search has many steps (paper), 8 of them are a guess",
-        "steps_max": "assumption: upper ends of RollArt's Table 1 (coding 50, web tasks 30); math a third of coding",
-        "steps_elasticity": "assumption: recorded coding agents, log steps on log tokens (0.65 and 0.69)",
-        "steps_log_sd": "assumption: residual of that regression (0.55 and 0.56)",
-        "step_variation": "assumption: median over recorded coding agents with 5 or more steps (0.94 and 0.88)",
-        "prompt_mean_tokens": "assumption: instructions and tool descriptions of 200 to 300 tokens plus a contest "
-        "problem (600), a question (30), a problem of mathematics (100)",
-        "prompt_tokens_log_sd": "assumption: contest problems vary more than questions",
-        "tool_mean_s": "paper Table 1, mean of the three models",
-        "tool_log_sd": "assumption: recorded test and build commands 1.22 to 1.34, web fetches 1.13; math guessed; "
-        "the paper says strong right skew",
-        "observation_mean_tokens": "assumption: coding = recorded output of a test command (575); search between "
-        "Search-R1's limit (500) and 22 recorded web fetches (1,824); math = recorded SQL answers (40)",
-        "observation_log_sd": "assumption: coding = log-normal through mean, median and p99 of that test output "
-        "(575, 338, 3,420); math = log of p90 over median of those answers over 1.28 (1.0); search guessed",
-        "tools": "paper 7.2; equal chances are an assumption",
-    }
-)
 
 WORKLOADS: Mapping[str, WorkloadParameters] = MappingProxyType(
     {

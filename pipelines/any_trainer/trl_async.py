@@ -67,7 +67,6 @@ class TrlRolloutWorker:
         self._produced_s = time.monotonic()
 
     def start(self) -> None:
-        """Begin to produce."""
         self._produced_s = time.monotonic()
         self._thread.start()
 
@@ -76,7 +75,6 @@ class TrlRolloutWorker:
         self._stopped.set()
 
     def update_model_version(self, model_version: int) -> None:
-        """TRL has transferred this version."""
         self.model_version = model_version
 
     def check_health(self, stale_after_s: float) -> None:
@@ -106,7 +104,6 @@ class TrlRolloutWorker:
             self._failure = error
 
     def _put(self, sample: RolloutSample) -> bool:
-        """Whether it was taken before the end."""
         while not self._stopped.is_set():
             try:
                 self.rollout_buffer.put(sample, timeout=_POLL_S)
@@ -163,7 +160,6 @@ class TrlWeightTransfer:
         """Nothing: engines pause when they install, for as long as that takes."""
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        """Publish the next version."""
         version = PolicyVersion(self._lineage, self._number + 1)
         writer = BucketWriter(self._store, version, model_facts(self._model))
         for name, tensor in iterator:
@@ -172,7 +168,6 @@ class TrlWeightTransfer:
         self._number += 1
 
     def resume(self) -> None:
-        """Tell the engines."""
         self._go_over(PolicyVersion(self._lineage, self._number), self._uri)
 
     def destroy(self) -> None:

@@ -66,7 +66,6 @@ class TrlEngines:
         self._names = {tensor.name for tensor in model_tensors(rollout.model)}
 
     def rollout_func(self) -> TrlRollouts:
-        """What ``GRPOTrainer(rollout_func=…)`` takes."""
         return TrlRollouts(self.roll_out, self, self._rollout.sampling.temperature)
 
     def roll_out(self, task_ids: Sequence[str], samples: int) -> Iterator[TrajectoryRecord]:

@@ -25,7 +25,7 @@ from heddle_dask.training.trainer import TrainerState, TrainReport
 from heddle_dask.training.trainer_spec import TrainerSpec
 from heddle_dask.weights.collective import CollectiveUri, is_collective
 from heddle_dask.weights.store import WeightStore
-from pipelines.grpo.broadcasting import Broadcaster
+from pipelines.grpo.broadcasting import Broadcaster, version_of
 from pipelines.grpo.learner import stored_report
 from pipelines.grpo.policy import device_of
 from pipelines.grpo.publishing import publish, whole_weights
@@ -54,7 +54,6 @@ class Server:
         self._broadcaster = Broadcaster(device_of(spec, 0))
 
     def application(self) -> web.Application:
-        """The routes."""
         application = web.Application(middlewares=[errors_as_json(_STATUSES)])
         application.router.add_get("/health", self.state)
         application.router.add_get("/state", self.state)
@@ -70,9 +69,8 @@ class Server:
         return web.json_response({**_state(state), "training": self._training, "pid": os.getpid()})
 
     async def train(self, request: web.Request) -> web.Response:
-        """Train on a batch, if that has not been done."""
         body = await request.json()
-        batch, version = Path(body["batch"]), _version(body)
+        batch, version = Path(body["batch"]), version_of(body)
         loop = asyncio.get_running_loop()
         try:
             report = await loop.run_in_executor(self._torch, self._train, batch, version)
@@ -99,9 +97,8 @@ class Server:
             self._training = 0
 
     async def publish(self, request: web.Request) -> web.Response:
-        """Write a version into the weight store."""
         body = await request.json()
-        version, store = _version(body), str(body["store"])
+        version, store = version_of(body), str(body["store"])
         model = Path(self._spec.model)
         weights = self._ranks.learner.folder.find(version)
         state = self._ranks.learner.state
@@ -120,23 +117,17 @@ class Server:
         return web.json_response({"manifest": uri})
 
     async def keep(self, request: web.Request) -> web.Response:
-        """Name the best checkpoint."""
         body = await request.json()
-        folder, version, reward = self._ranks.learner.folder, _version(body), float(body["reward"])
+        folder, version, reward = self._ranks.learner.folder, version_of(body), float(body["reward"])
         loop = asyncio.get_running_loop()
         path = await loop.run_in_executor(self._torch, folder.keep_best, version, reward)
         return web.json_response({"checkpoint": str(path)})
 
     async def export(self, request: web.Request) -> web.Response:
-        """Write the newest weights as a whole model."""
         directory = Path((await request.json())["directory"])
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(self._torch, self._ranks.learner.export_merged, directory)
         return web.json_response({})
-
-
-def _version(body: Any) -> PolicyVersion:
-    return PolicyVersion(str(body["lineage"]), int(body["number"]))
 
 
 def _state(state: TrainerState) -> dict[str, Any]:
@@ -157,7 +148,6 @@ async def serve(spec: TrainerSpec, socket: str) -> None:
 
 
 def main() -> None:
-    """Read the options and serve."""
     parser = argparse.ArgumentParser(description="Serve a trainer on a Unix socket.")
     parser.add_argument("--config", required=True, type=Path, help="JSON file with a TrainerSpec")
     parser.add_argument("--socket", required=True, help="path of the Unix socket")

@@ -29,8 +29,6 @@ class BatchStep:
     ----------
     reference
         The model that the policy stays near to; None where no divergence is asked for.
-    number
-        The version before the batch.
     """
 
     def __init__(
@@ -157,7 +155,6 @@ _NOTHING = TrainedSequence(
 
 
 def _weights_of(part: Sequence[TrainedSequence], spec: TrainerSpec) -> dict[int, float]:
-    """Weight of each token, by the number of its trajectory."""
     tokens: Counter[int] = Counter()
     for one in part:
         tokens[one.trajectory] += len(one.targets)

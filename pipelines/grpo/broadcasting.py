@@ -92,13 +92,7 @@ class Broadcaster:
         self.failure = ""  # of the latest broadcast
 
     async def listen(self, address: CollectiveUri) -> None:
-        """Answer engines at this address.
-
-        Raises
-        ------
-        BadInput
-            It is none of this machine, or in use.
-        """
+        """Answer engines at this address."""
         if self._listening is not None:
             if self._listening[0].network == address.network:
                 return
@@ -126,19 +120,18 @@ class Broadcaster:
             del self._offers[next(iter(self._offers))]
 
     async def close(self) -> None:
-        """Answer no more."""
         listening, self._listening = self._listening, None
         if listening is not None:
             await listening[1].cleanup()
 
     async def _manifest(self, request: web.Request) -> web.Response:
-        offer = self._offered(_version(await request.json()))
+        offer = self._offered(version_of(await request.json()))
         return web.Response(text=offer.manifest.to_json(), content_type="application/json")
 
     async def _place(self, request: web.Request) -> web.Response:
         body = await request.json()
         seat = Seat(
-            self._offered(_version(body)).manifest.version,
+            self._offered(version_of(body)).manifest.version,
             int(body["ranks"]),
             str(body["device"]),
             asyncio.get_running_loop().create_future(),
@@ -199,5 +192,6 @@ class Broadcaster:
             print(self.failure, flush=True)
 
 
-def _version(body: Any) -> PolicyVersion:
+def version_of(body: Any) -> PolicyVersion:
+    """The version that a request names."""
     return PolicyVersion(str(body["lineage"]), int(body["number"]))

@@ -87,13 +87,7 @@ def write_trainer_state(
 
 
 def read_trainer_state(directory: Path) -> dict[str, Any]:
-    """What `write_trainer_state` wrote.
-
-    Raises
-    ------
-    BadInput
-        The file is missing or damaged.
-    """
+    """What `write_trainer_state` wrote."""
     try:
         body: dict[str, Any] = torch.load(directory / TRAINER_STATE, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has no error of its own
@@ -117,7 +111,6 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Take what `random_state` gave."""
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, *rest = state["numpy"]

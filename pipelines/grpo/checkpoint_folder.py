@@ -40,18 +40,11 @@ class CheckpointRecord:
 
     @property
     def version(self) -> PolicyVersion:
-        """The version of its weights."""
         return PolicyVersion(self.lineage, self.number)
 
 
 def read_record(checkpoint: Path) -> CheckpointRecord:
-    """The record of a checkpoint.
-
-    Raises
-    ------
-    BadInput
-        It is none.
-    """
+    """The record of a checkpoint."""
     try:
         return CheckpointRecord(**json.loads((checkpoint / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
@@ -61,13 +54,7 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
 
 
 class CheckpointFolder:
-    """The checkpoints of one lineage in a directory, which may hold those of others.
-
-    Parameters
-    ----------
-    keep
-        So many of the newest ones stay.
-    """
+    """The checkpoints of one lineage in a directory, which may hold those of others."""
 
     def __init__(self, folder: Path, lineage: str, keep: int) -> None:
         self._folder = folder
@@ -75,11 +62,9 @@ class CheckpointFolder:
         self._keep = keep
 
     def find(self, version: PolicyVersion) -> Path | None:
-        """The checkpoint of a version, if it is there."""
         return self._present().get(version.number) if version.lineage == self._lineage else None
 
     def newest(self) -> tuple[Path, CheckpointRecord] | None:
-        """The newest checkpoint of the lineage."""
         present = self._present()
         if not present:
             return None
@@ -114,13 +99,7 @@ class CheckpointFolder:
         return path
 
     def keep_best(self, version: PolicyVersion, reward: float) -> Path:
-        """Name the best checkpoint: it stays, and the one that was the best before may go.
-
-        Raises
-        ------
-        BadInput
-            It has gone already.
-        """
+        """Name the best checkpoint: it stays, and the one that was the best before may go."""
         path = self.find(version)
         if path is None:
             raise BadInput(f"checkpoint {version} has been removed already: keep more checkpoints")
@@ -138,7 +117,6 @@ class CheckpointFolder:
         return path
 
     def best(self) -> dict[str, Any] | None:
-        """What `keep_best` wrote."""
         try:
             body: dict[str, Any] = json.loads((self._folder / BEST).read_text(encoding="utf-8"))
         except FileNotFoundError:

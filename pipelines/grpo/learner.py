@@ -43,11 +43,6 @@ class Learner:
     ----------
     between_checkpoints
         Whether its weights may be those of no checkpoint: a step has begun and has not been written, or has failed.
-
-    Raises
-    ------
-    BadInput
-        A model or a checkpoint that cannot be loaded, or a checkpoint of another model.
     """
 
     def __init__(self, spec: TrainerSpec, rank: int = 0) -> None:
@@ -72,7 +67,6 @@ class Learner:
         return load_model(spec, Path(spec.reference or spec.model), self._device).requires_grad_(False)
 
     def _load(self) -> None:
-        """Take the newest weights there are."""
         spec = self.spec
         self.state = first_state(spec)
         checkpoint = self.state.checkpoint
@@ -100,12 +94,7 @@ class Learner:
             self._load()
 
     def check(self, batch: TrainingBatch, version: PolicyVersion) -> list[TrainedSequence]:
-        """What a batch has to train, or why it cannot be trained now. Changes nothing.
-
-        Raises
-        ------
-        BadInput
-        """
+        """What a batch has to train, or why it cannot be trained now. Changes nothing."""
         if version.lineage != self.spec.lineage:
             raise BadInput(f"version {version} is of another lineage: this trainer's is {self.spec.lineage}")
         if version.number != self.state.version.number + 1:
@@ -117,13 +106,7 @@ class Learner:
         return trained_sequences(batch, self._advantages, self._policy.vocabulary, self._policy.longest)
 
     def train(self, path: Path, version: PolicyVersion) -> TrainReport:
-        """Train on a stored batch and write a checkpoint.
-
-        Raises
-        ------
-        BadInput
-            See `check`; nothing has changed then.
-        """
+        """Train on a stored batch and write a checkpoint. A batch that `check` refuses changes nothing."""
         began_s = time.perf_counter()
         batch = load_batch(path)
         sequences = self.check(batch, version)
@@ -171,13 +154,7 @@ class Learner:
         return path
 
     def export_merged(self, directory: Path) -> None:
-        """Write the model with its adapter merged into it; the trained weights stay as they are.
-
-        Raises
-        ------
-        BadInput
-            No adapter is trained, or something is there.
-        """
+        """Write the model with its adapter merged into it; the trained weights stay as they are."""
         spec = self.spec
         if not spec.lora_rank:
             raise BadInput("no adapter is trained: each checkpoint is a whole model")
@@ -205,13 +182,7 @@ def stored_report(folder: CheckpointFolder, version: PolicyVersion) -> TrainRepo
 
 
 def first_state(spec: TrainerSpec) -> TrainerState:
-    """Where a trainer begins, by the files there are.
-
-    Raises
-    ------
-    BadInput
-        They cannot be read, or are of different models.
-    """
+    """Where a trainer begins, by the files there are."""
     facts = model_facts(spec.model)
     if spec.kl_coefficient and spec.reference and model_facts(spec.reference) != facts:
         raise BadInput(
@@ -230,12 +201,7 @@ def first_state(spec: TrainerSpec) -> TrainerState:
 
 
 def check_spec(spec: TrainerSpec) -> None:
-    """Refuse what cannot begin, before any process or any weights are loaded for it.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse what cannot begin, before any process or any weights are loaded for it."""
     loss_function(spec.loss)
     advantage_function(spec.advantages)
     device_of(spec, 0)

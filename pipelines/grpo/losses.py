@@ -95,12 +95,7 @@ def token_weights(tokens: Sequence[int], spec: TrainerSpec) -> list[float]:
 
 
 def loss_function(name: str) -> LossFunction:
-    """The user's loss by ``package.module:function``; ours for an empty name.
-
-    Raises
-    ------
-    BadInput
-    """
+    """The user's loss by ``package.module:function``; ours for an empty name."""
     if not name:
         return decoupled_clipped_loss
     function = user_function("trainer loss", name, "use package.module:function")

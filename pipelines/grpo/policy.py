@@ -30,13 +30,7 @@ _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_p
 
 
 def device_of(spec: TrainerSpec, rank: int) -> torch.device:
-    """The device of a rank.
-
-    Raises
-    ------
-    BadInput
-        There is no such GPU.
-    """
+    """The device of a rank."""
     there = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if spec.device == "cpu" or (spec.device == "auto" and not there):
         return torch.device("cpu")
@@ -52,8 +46,6 @@ class Policy:
     ----------
     weights
         Model directory, or the checkpoint of an adapter.
-    device
-        Of this rank.
 
     Attributes
     ----------
@@ -91,15 +83,12 @@ class Policy:
         return {name: tensor for name, tensor in state.items() if name not in self._second_names}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Take trained weights as `state` gives them."""
         set_model_state_dict(self.model, state, options=StateDictOptions(full_state_dict=True, strict=False))
 
     def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        """The state of an optimizer as a whole; as with `state`."""
         return dict(get_optimizer_state_dict(self.model, optimizer, options=_FULL))
 
     def restore_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        """Take what `optimizer_state` gave."""
         set_optimizer_state_dict(self.model, optimizer, state, options=StateDictOptions(full_state_dict=True))
 
     @contextmanager
@@ -110,13 +99,7 @@ class Policy:
 
 
 def load_model(spec: TrainerSpec, directory: Path, device: torch.device) -> Any:
-    """A causal language model in float32, without dropout, on a device.
-
-    Raises
-    ------
-    BadInput
-        The directory holds none.
-    """
+    """A causal language model in float32, without dropout, on a device."""
     chosen = {"attn_implementation": attention.NAME} if spec.packed else {}
     if not (directory / "config.json").is_file():
         raise BadInput(f"model directory {directory} is no model: it has no config.json")

@@ -27,11 +27,6 @@ def publish(model: Path, weights: Path, version: PolicyVersion, store: str) -> s
         Model directory of the run: shape and tokenizer, and what an adapter is added to.
     weights
         A checkpoint, or the model directory itself.
-
-    Raises
-    ------
-    BadInput
-        The store cannot be written, or holds other weights of this version.
     """
     place = WeightStore(store)
     if place.is_broadcast:

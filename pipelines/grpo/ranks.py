@@ -31,11 +31,6 @@ class Ranks:
     ----------
     meeting
         A file that does not exist, by which the ranks find one another.
-
-    Raises
-    ------
-    BadInput
-        See `Learner`.
     """
 
     def __init__(self, spec: TrainerSpec, meeting: Path) -> None:
@@ -62,13 +57,7 @@ class Ranks:
         threading.Thread(target=lambda: (wait(ends), os._exit(1)), daemon=True).start()
 
     def train(self, batch: Path, version: PolicyVersion) -> TrainReport:
-        """Train on all ranks.
-
-        Raises
-        ------
-        BadInput
-            Every rank refuses the batch in the same way, before anything has changed.
-        """
+        """Train on all ranks."""
         for orders in self._orders:
             orders.send((str(batch), version))
         self.learner.catch_up()

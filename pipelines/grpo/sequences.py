@@ -56,11 +56,6 @@ def trained_sequences(
         Token ids are below this.
     longest
         Most tokens that the model takes.
-
-    Raises
-    ------
-    BadInput
-        Nothing is trained; a sampled token has no logprob or no temperature above 0; the model does not know a token.
     """
     found: list[TrainedSequence] = []
     trajectory = 0

@@ -49,7 +49,6 @@ class StepMetrics:
         entropy: torch.Tensor,
         versions: torch.Tensor,
     ) -> None:
-        """Count the tokens of a micro-batch."""
         importance = inputs.importance_weights()
         difference = (inputs.prox - inputs.behaviour).abs()
         fresh = versions == self._version

@@ -27,15 +27,12 @@ _STATUSES = {Refused: 400, NotResident: 503, DoesNotFit: 409}
 
 
 class Server:
-    """The handlers of one model."""
-
     def __init__(self, model: ServedModel, batch: int) -> None:
         self._model = model
         run = model.score_batch if model.scores else model.logprobs_batch
         self._batches = Batches(run, batch)
 
     def application(self) -> web.Application:
-        """The routes."""
         application = web.Application(
             middlewares=[errors_as_json(_STATUSES)], client_max_size=_LARGEST_BODY_BYTES
         )
@@ -57,7 +54,6 @@ class Server:
         )
 
     async def load(self, request: web.Request) -> web.Response:
-        """Make it resident."""
         body = await request.json()
         places, copy = list(body["places"]), Path(body["copy"])
         load = functools.partial(self._model.load, places, copy, bool(body["cold"]), bool(body["keep"]))
@@ -65,18 +61,15 @@ class Server:
         return web.json_response({"resident_bytes": self._model.resident_bytes})
 
     async def evict(self, request: web.Request) -> web.Response:
-        """Free its memory."""
         await self._batches.between_passes(self._model.evict)
         return web.json_response({})
 
     async def score(self, request: web.Request) -> web.Response:
-        """One number for each input."""
         self._check("scores", self._model.scores)
         inputs = [self._model.tokens_of(each) for each in (await request.json())["inputs"]]
         return web.json_response({"scores": await self._batches.answers(inputs)})
 
     async def logprobs(self, request: web.Request) -> web.Response:
-        """The logprob of each token from `start` on."""
         self._check("logprobs", not self._model.scores)
         body = await request.json()
         ids, start = self._model.tokens_of(body["token_ids"]), int(body["start"])
@@ -100,7 +93,6 @@ async def serve(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the options and serve."""
     parser = argparse.ArgumentParser(description="Serve one model on a Unix socket.")
     parser.add_argument("--socket", required=True, help="path of the Unix socket")
     parser.add_argument("--model", required=True, type=Path, help="model directory")

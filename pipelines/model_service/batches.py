@@ -18,13 +18,6 @@ class Batches:
     ----------
     run
         One pass over a batch of token ids: one answer for each.
-    limit
-        Inputs of one pass.
-
-    Attributes
-    ----------
-    passes
-        Passes so far.
     """
 
     def __init__(self, run: Pass, limit: int) -> None:
@@ -38,7 +31,6 @@ class Batches:
         self.passes = 0
 
     async def answers(self, inputs: Sequence[Sequence[int]]) -> list[Any]:
-        """One answer for each input, in their order."""
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in inputs]
         self._waiting.extend(zip(inputs, futures, strict=True))
@@ -65,6 +57,5 @@ class Batches:
                         future.set_result(answer)
 
     async def between_passes(self, function: Callable[[], None]) -> None:
-        """Run a function while no pass runs."""
         async with self._alone:
             await asyncio.get_running_loop().run_in_executor(self._thread, function)

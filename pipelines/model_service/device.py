@@ -43,12 +43,7 @@ class OccupiedPlaces:
             raise
 
     def arrange(self, tensors: Iterable[StoredTensor]) -> dict[str, tuple[int, int]]:
-        """Place and offset of each tensor; a model on several devices is spread over them evenly.
-
-        Raises
-        ------
-        DoesNotFit
-        """
+        """Place and offset of each tensor; a model on several devices is spread over them evenly."""
         ordered = sorted(tensors, key=lambda tensor: -tensor.length)
         used = [0] * len(self._lengths)
         found = {}
@@ -66,7 +61,6 @@ class OccupiedPlaces:
         return found
 
     def put(self, tensor: StoredTensor, data: memoryview, place: int, offset: int) -> torch.Tensor:
-        """Copy the bytes of a tensor there; returns the tensor over that memory."""
         memory = self._memory[place]
         memory[offset : offset + tensor.length] = data
         count = tensor.length // torch.empty(0, dtype=getattr(torch, tensor.dtype)).element_size()

@@ -54,7 +54,6 @@ def read_checkpoint(model: Path, dtype: torch.dtype | None) -> dict[str, torch.T
 
 
 def write_copy(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write the copy of these tensors."""
     rows, offset = [], 0
     for name, tensor in tensors.items():
         length = tensor.numel() * tensor.element_size()
@@ -94,7 +93,6 @@ class HostCopy:
         self.tensors = [StoredTensor(**{**row, "shape": tuple(row["shape"])}) for row in rows]
 
     def parts(self) -> Iterator[tuple[StoredTensor, memoryview]]:
-        """Each tensor with its bytes."""
         whole = memoryview(self._memory)
         try:
             for tensor in self.tensors:

@@ -33,12 +33,8 @@ class ServedModel:
 
     Parameters
     ----------
-    directory
-        Model directory.
     dtype
         Name of the type of the weights; ``"auto"``: as stored.
-    max_tokens
-        Longest input.
 
     Attributes
     ----------
@@ -70,19 +66,10 @@ class ServedModel:
 
     @property
     def resident(self) -> bool:
-        """Whether it can answer."""
         return self._places is not None
 
     def load(self, places: Sequence[Mapping[str, Any]], copy: Path, cold: bool, keep: bool) -> None:
-        """Copy the weights into places: from their copy in host memory, or (`cold`) from the model's files.
-
-        Raises
-        ------
-        DoesNotFit
-            They are too small, or another process occupies them.
-        Refused
-            The files lack weights.
-        """
+        """Copy the weights into places: from their copy in host memory, or (`cold`) from the model's files."""
         if self._places is not None:
             raise Refused("it is loaded already")
         if cold or not copy.exists():
@@ -145,13 +132,7 @@ class ServedModel:
         _return_free_memory()
 
     def tokens_of(self, given: str | Sequence[int]) -> list[int]:
-        """The tokens of an input.
-
-        Raises
-        ------
-        Refused
-            It is empty, too long, or has ids that the model does not know.
-        """
+        """The tokens of an input."""
         if isinstance(given, str):
             ids = list(self._tokenizer.encode(given, add_special_tokens=False))
         else:

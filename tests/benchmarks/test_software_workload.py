@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 
 import pytest
+from worlds.action_worlds import shortest_s
 
 from benchmarks.actions.software_workload import SHORTEST_S, SoftwareWorkload, action_trajectories
 from heddle_dask.core.errors import BadInput
@@ -35,7 +36,7 @@ def test_more_trajectories_do_not_change_the_first_ones() -> None:
 def test_every_step_but_the_last_calls_a_command() -> None:
     for plan in drawn(64):
         assert all(
-            step.action is not None and step.tool_s == step.action.shortest_s for step in plan.steps[:-1]
+            step.action is not None and step.tool_s == shortest_s(step.action) for step in plan.steps[:-1]
         )
         assert plan.steps[-1].tool is None and plan.context_tokens <= 40_960
         (reward,) = plan.rewards

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from worlds.drawn_programs import DrawnAgent, draw_program, play, refused
+from worlds.journal_records import read_journal
 from worlds.live_agents import RecordingWorker
 from worlds.live_world import emulated, run
 from worlds.scripted_plane import ScriptedPlane, context_on, sampled
@@ -27,7 +28,7 @@ from heddle_dask.live.driver.programs.context import LiveContext
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.session import open_session
 from heddle_dask.live.wire.messages import StepCall, StepResult
-from heddle_dask.records.journal import Journal, read_journal
+from heddle_dask.records.journal import Journal
 from heddle_dask.records.store import RunReader, RunStore
 from heddle_dask.records.token_record import Attribution
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord

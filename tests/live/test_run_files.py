@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from worlds.journal_records import read_journal
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.files.resume import batch_of, batch_prefix
@@ -16,7 +17,7 @@ from heddle_dask.live.driver.files.run_writer import RunWriter, journal_path
 from heddle_dask.live.driver.inputs.loaded_model import tokenizer_digest
 from heddle_dask.live.driver.inputs.rollout_inputs import Output
 from heddle_dask.live.driver.options import Sampling
-from heddle_dask.records.journal import Journal, read_journal
+from heddle_dask.records.journal import Journal
 from heddle_dask.records.store import RunReader, RunStore
 
 

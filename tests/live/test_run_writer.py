@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from worlds.journal_records import read_journal
 from worlds.record_builders import exact, plain_trajectory
 
 from heddle_dask.cli.stored_run import StoredRun
@@ -35,7 +36,7 @@ from heddle_dask.live.driver.programs.action_results import value_body
 from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.wire.messages import StepResult
 from heddle_dask.live.wire.result_codec import step_body
-from heddle_dask.records.journal import Journal, JournalReader, read_journal
+from heddle_dask.records.journal import Journal, JournalReader
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, trajectory_to_body
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds.journal_records import read_journal
 from worlds.record_builders import steady
 
 from heddle_dask.core.errors import BadInput
@@ -21,7 +22,6 @@ from heddle_dask.records.journal import (
     Compaction,
     Journal,
     JournalReader,
-    read_journal,
 )
 from heddle_dask.records.journal_lines import FORMAT, HEADER
 from heddle_dask.records.locks import WriterLock

@@ -15,9 +15,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from worlds.journal_records import read_journal
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.records.journal import Journal, read_journal
+from heddle_dask.records.journal import Journal
 from heddle_dask.records.locks import EXPIRY_S, Holder, Lease, file_system_of
 
 TESTS = Path(__file__).parents[1]

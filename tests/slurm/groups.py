@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm.lab import Lab
-
-from heddle_dask.records.journal import read_journal
+from worlds.journal_records import read_journal
 
 REPOSITORY = Path(__file__).parents[2]
 # Questions every second: a real cluster asks every 30 s.

@@ -20,8 +20,8 @@ from slurm.groups import (
     write_cluster_file,
 )
 from slurm.lab import Lab, wait_for
+from worlds.journal_records import read_journal
 
-from heddle_dask.records.journal import read_journal
 from heddle_dask.records.store import RunReader
 
 pytestmark = pytest.mark.slurm

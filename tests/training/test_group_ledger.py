@@ -55,7 +55,7 @@ def test_the_first_members_to_end_count() -> None:
     (group,) = delivered(ledger.ended(record(b, "aborted", "redundant")))
     assert [each.trajectory_id for each in group.records] == [c, a]
     assert group.cancelled_tokens == {"redundant": TOKENS} == ledger.wasted_tokens
-    assert ledger.is_idle and ledger.counted == 1
+    assert not ledger._groups and ledger.counted == 1
 
 
 def test_what_a_cancelled_step_had_sampled_is_waste_too() -> None:
@@ -107,7 +107,7 @@ def test_a_stale_group_is_asked_for_again_and_given_up_in_the_end() -> None:
     assert cancelled(ledger.ended(record(a, "aborted", "stale"))) == [(b, "stale")]
     assert ledger.repeats == [GroupStart(7, 1)]
     ledger.ended(record(b))  # it came to its end before it heard of it
-    assert ledger.wasted_tokens == {"stale": 2 * TOKENS} and ledger.is_idle
+    assert ledger.wasted_tokens == {"stale": 2 * TOKENS} and not ledger._groups
     a, b = started(ledger, plan, 7, ledger.repeats.pop().repeat)
     ledger.ended(record(a, "aborted", "stale"))
     assert not ledger.repeats and ledger.given_up == 1
@@ -213,7 +213,7 @@ def test_no_token_is_lost_or_counted_twice(plan: GroupPlan, seed: int) -> None:
         ended += 1
     unfinished = TOKENS * ended - TOKENS * kept - sum(ledger.wasted_tokens.values())
     assert unfinished == 0
-    assert ledger.is_idle
+    assert not ledger._groups
     if plan.late_members == "cancel":
         assert all(group_id.count("+") == 0 for group_id in seen)
 

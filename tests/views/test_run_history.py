@@ -17,18 +17,19 @@ from heddle_dask.core.entities import Trajectory
 from heddle_dask.core.journal_codec import decode
 from heddle_dask.core.transitions import TrajectoryState as State
 from heddle_dask.strategies.presets import strategies_of_run
-from heddle_dask.views.history.bounded import REPORT_LIMITS, HistoryLimits
+from heddle_dask.views.history.bounded import HistoryLimits
 from heddle_dask.views.history.history_pictures import (
     counts_of,
     engines_of,
     moves_of,
     pools_of,
     series_of,
-    trajectories_of,
+    trajectory_of,
 )
-from heddle_dask.views.history.phases import ADMISSION, DRIVER, GENERATING, LLM_QUEUE, MIGRATION, STEP_PHASES
+from heddle_dask.views.history.phases import ADMISSION, DRIVER, GENERATING, LLM_QUEUE, MIGRATION
 from heddle_dask.views.history.run_history import RunHistory
 
+ALL_SEGMENTS = HistoryLimits(segments=1 << 60, ended=None, samples=2048)
 JOURNALS = sorted((Path(__file__).parent.parent / "journals").glob("*.jsonl.gz"))
 PHASES_OF = {
     State.SUBMITTED: {ADMISSION},
@@ -96,7 +97,7 @@ def _lane_agrees(history: RunHistory, name: str, trajectory: Trajectory) -> None
     lane = history.lanes[trajectory.trajectory_id]
     # After a step beside which an action was requested, the controller counts its program as thinking.
     if trajectory.state is State.ACTING or (trajectory.state is State.THINKING and trajectory.actions_open):
-        assert lane.phase not in {ADMISSION, DRIVER, *STEP_PHASES}, name
+        assert lane.phase not in {ADMISSION, DRIVER, LLM_QUEUE, GENERATING, MIGRATION}, name
     else:
         assert lane.phase in PHASES_OF[trajectory.state], name
     assert (lane.engine.engine_id if lane.engine else None) == trajectory.counted_on, name
@@ -110,7 +111,8 @@ def _lane_agrees(history: RunHistory, name: str, trajectory: Trajectory) -> None
 def times_add_up(history: RunHistory) -> None:
     """The seconds of every trajectory add up to its life, and so do its segments."""
     lanes = [*history.lanes.values(), *history.ended_lanes]
-    for view in trajectories_of(lanes, history.at_s):
+    for lane in lanes:
+        view = trajectory_of(lane, history.at_s, len(lane.starts_s))
         end_s = history.at_s if view.ended_s is None else view.ended_s
         assert math.isclose(sum(view.seconds), end_s - view.submitted_s, abs_tol=1e-6)
         assert list(view.segment_starts_s) == sorted(view.segment_starts_s)
@@ -127,7 +129,7 @@ def times_add_up(history: RunHistory) -> None:
 def test_the_fold_agrees_with_the_controller_after_every_event(preset: str, seed: int) -> None:
     world = play(preset, seed=seed, moves=300)
     controller = Controller(strategies_of(preset, seed=seed, overrides=()), world.retries)
-    history = RunHistory(REPORT_LIMITS)
+    history = RunHistory(ALL_SEGMENTS)
     for event_row, command_rows in world.stage.journal:
         event = decode(event_row)
         commands = controller.handle(event)  # type: ignore[arg-type]
@@ -142,7 +144,7 @@ def test_the_fold_agrees_with_the_controller_after_every_event(preset: str, seed
 def test_the_fold_of_a_live_journal_agrees_with_its_controller(journal: Path) -> None:
     facts, lines = recorded(journal)
     controller = Controller(strategies_of_run(facts))
-    history = RunHistory(REPORT_LIMITS)
+    history = RunHistory(ALL_SEGMENTS)
     for number, line in enumerate(lines):
         take(history, line)
         controller.handle(decode(line[0]))  # type: ignore[arg-type]

@@ -32,9 +32,15 @@ def suite(seconds: float, most: int = 8, serial_share: float = 0.0, **more: Any)
     return PlannedAction("tests", profile, demand, kind="reward", in_sandbox=True, **more)
 
 
+def shortest_s(action: PlannedAction) -> float:
+    """Seconds with as many units as it can be granted."""
+    elastic = action.demand.elastic
+    return action.profile.seconds(action.demand[elastic].most if elastic else 1)
+
+
 def planned(name: str, *actions: PlannedAction, rewards: Sequence[PlannedAction] = ()) -> PlannedTrajectory:
     """A trajectory with a step before each action, and a last one."""
-    steps = [PlannedStep(10, 5, one.label, one.shortest_s, one) for one in actions]
+    steps = [PlannedStep(10, 5, one.label, shortest_s(one), one) for one in actions]
     return PlannedTrajectory(
         name, name, 0, "test", 20, (*steps, PlannedStep(10, 0, None, 0.0)), rewards=tuple(rewards)
     )

@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 import psutil
 from distributed import Client
+from worlds.journal_records import read_journal
 
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.files.run_writer import journal_path
-from heddle_dask.records.journal import read_journal
 from heddle_dask.records.trajectory import TrajectoryRecord
 
 HANG_S = 240

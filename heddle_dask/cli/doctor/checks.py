@@ -13,7 +13,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -58,17 +58,11 @@ class Check:
 
     @property
     def colour(self) -> str:
-        """Colour of the verdict."""
         return _COLOURS[self.verdict]
 
     def line(self) -> str:
-        """One line for the terminal."""
         advice = f": {self.advice}" if self.advice else ""
         return " ".join(f"{self.name}: {self.found}{advice}".split())
-
-    def as_json(self) -> dict[str, str]:
-        """JSON-able form."""
-        return asdict(self)
 
 
 def run_checks(scheduler: str | None) -> Iterator[Check]:

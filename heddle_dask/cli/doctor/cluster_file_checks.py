@@ -24,13 +24,7 @@ _KEYS = Path("/SHARED/tls")
 
 
 def plan_to_check(path: Path) -> ClusterPlan:
-    """The plan of a cluster file.
-
-    Raises
-    ------
-    BadInput
-        The file is wrong, or has no groups.
-    """
+    """The plan of a cluster file."""
     plan = plan_of_file(path)
     if plan is None:
         raise BadInput(f"--cluster {path} has no groups: give tables [groups.NAME] (docs/slurm.md)")

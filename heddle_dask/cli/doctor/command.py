@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -38,18 +39,16 @@ def doctor(
     """Check what a rollout needs on this machine; exit code 1 if something needed fails."""
     if job_scripts and cluster is None:
         raise BadInput("--job-scripts needs --cluster FILE")
-    plan = None if cluster is None else _plan(cluster)
-    if job_scripts and plan is not None:
-        _print_scripts(plan, as_json)
-        return
+    plan = None
+    if cluster is not None:
+        # Imported here: it takes a second.
+        from heddle_dask.cli.doctor.cluster_file_checks import plan_to_check
+
+        plan = plan_to_check(cluster)
+        if job_scripts:
+            _print_scripts(plan, as_json)
+            return
     ctx.exit(_print_checks(_all_checks(scheduler, plan), as_json))
-
-
-def _plan(path: Path) -> ClusterPlan:
-    # Imported here: it takes a second.
-    from heddle_dask.cli.doctor.cluster_file_checks import plan_to_check
-
-    return plan_to_check(path)
 
 
 def _all_checks(scheduler: str | None, plan: ClusterPlan | None) -> Iterable[Check]:
@@ -72,7 +71,7 @@ def _print_checks(all_checks: Iterable[Check], as_json: bool) -> int:
     failed = sum(check.verdict == "fail" for check in checks)
     if as_json:
         warned = sum(check.verdict == "warn" for check in checks)
-        rows = [check.as_json() for check in checks]
+        rows = [asdict(check) for check in checks]
         print_json({"ok": failed == 0, "failed": failed, "warned": warned, "checks": rows})
     return 1 if failed else 0
 

@@ -25,12 +25,8 @@ class SplitRequest:
     ----------
     trainer
         Seconds of a trainer step by GPUs, as `scaling_law` reads them.
-    total_gpus
-        GPUs of trainer and rollout together.
     batch
         Trajectories of a training batch; 0: as many as are simulated.
-    update_s
-        Exposed seconds of a weight update.
     """
 
     trainer: str
@@ -43,13 +39,7 @@ class SplitRequest:
     def of(
         cls, trainer: str | None, total_gpus: int | None, overlap: Overlap, batch: int | None, update_s: float
     ) -> SplitRequest | None:
-        """From the options; None if no split is asked for.
-
-        Raises
-        ------
-        BadInput
-            Only a part of them is given, or the trainer's seconds cannot be read.
-        """
+        """From the options; None if no split is asked for."""
         if trainer is None and total_gpus is None:
             return None
         if trainer is None or total_gpus is None:
@@ -78,13 +68,6 @@ def split_answer(
     ----------
     best
         The best fleet of each simulated number of rollout GPUs.
-    trajectories
-        How many each of them rolled out.
-
-    Raises
-    ------
-    BadInput
-        No split leaves GPUs for both.
     """
     batch = request.batch or trajectories
     rollout_s = {one.gpus: one.makespan_s * batch / trajectories for one in best}
@@ -128,7 +111,6 @@ def split_lines(answer: SplitAnswer) -> list[str]:
 
 
 def split_json(answer: SplitAnswer) -> dict[str, Any]:
-    """The same as a JSON object."""
     request = answer.request
     return {
         "total_gpus": request.total_gpus,

@@ -136,13 +136,7 @@ def _mode(ctx: click.Context, options: dict[str, Any]) -> str:
 
 
 def one_cluster(ctx: click.Context, options: dict[str, Any]) -> None:
-    """Of a scheduler and a cluster file, the one on the command line wins.
-
-    Raises
-    ------
-    BadInput
-        Both stand there, or TLS files without a scheduler.
-    """
+    """Of a scheduler and a cluster file, the one on the command line wins."""
     if options["scheduler"] is None and any(options[name] is not None for name in _TLS):
         raise BadInput("--tls-ca-file, --tls-cert and --tls-key need --scheduler tls://HOST:PORT")
     if options["scheduler"] is None or options["cluster"] is None:

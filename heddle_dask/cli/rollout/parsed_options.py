@@ -30,13 +30,7 @@ from heddle_dask.strategies.presets import Strategy
 
 
 def environment_of(asked: Asked, *, by_value: bool) -> Environment:
-    """The environments of ``--env``, with the reward of ``--reward``; `by_value`: their modules are sent to workers.
-
-    Raises
-    ------
-    BadInput
-        One of them cannot be loaded.
-    """
+    """The environments of ``--env``, with the reward of ``--reward``; `by_value`: their modules are sent to workers."""
     here = import_from_here()
     scales = {"token_scale": asked["token_scale"], "tool_scale": asked["tool_scale"]}
     given = {name: value for name, value in scales.items() if value is not None}
@@ -68,24 +62,12 @@ def _send_by_value(name: str, here: str) -> None:
 
 
 def asked_strategy(asked: Asked) -> Strategy:
-    """The strategy of ``--strategy``, ``--set`` and ``--weight``.
-
-    Raises
-    ------
-    BadInput
-        There is no such preset or part.
-    """
+    """The strategy of ``--strategy``, ``--set`` and ``--weight``."""
     return Strategy(asked["strategy"], asked["overrides"], asked["weight"])
 
 
 def local_shape(asked: Asked) -> LocalShape:
-    """The cluster on this machine that the options ask for; with classes, one engine for each of their numbers.
-
-    Raises
-    ------
-    BadInput
-        The classes are of another form, of another number of engines than given, or the engines are not started here.
-    """
+    """The cluster on this machine that the options ask for; with classes, one engine for each of their numbers."""
     hardware = parsed_hardware(asked["hardware"])
     engines = asked["engines"]
     if hardware is not None:
@@ -103,13 +85,7 @@ def local_shape(asked: Asked) -> LocalShape:
 
 
 def with_affinity(strategy: Strategy, cluster: Path | None) -> Strategy:
-    """The strategy with the affinity of a cluster file, unless the command line gives another one.
-
-    Raises
-    ------
-    BadInput
-        The file says none of the right form.
-    """
+    """The strategy with the affinity of a cluster file, unless the command line gives another one."""
     said = affinity_of_file(cluster)
     if not said or any(text.startswith("affinity=") for text in strategy.overrides):
         return strategy
@@ -125,11 +101,6 @@ def check_cost(cost: Mapping[str, Any] | None, model: str, engine: str) -> None:
     """Refuse, before anything starts, a measured table that cannot be read or is of another model than the engines'.
 
     An engine that takes the cost it is given may have that of any model.
-
-    Raises
-    ------
-    BadInput
-        The table cannot be read, or is of another model.
     """
     if cost is None or "table" not in cost:
         return
@@ -139,13 +110,7 @@ def check_cost(cost: Mapping[str, Any] | None, model: str, engine: str) -> None:
 
 
 def check_gpus(engines: int, gpus: Sequence[str]) -> None:
-    """Refuse more engines than this machine has GPUs: each takes one where no TP degrees are given.
-
-    Raises
-    ------
-    BadInput
-        There are too few.
-    """
+    """Refuse more engines than this machine has GPUs: each takes one where no TP degrees are given."""
     if engines > len(gpus):
         seen = f" ({', '.join(gpus)})" if gpus else ""
         raise BadInput(
@@ -155,26 +120,14 @@ def check_gpus(engines: int, gpus: Sequence[str]) -> None:
 
 
 def parsed_degrees(text: str | None) -> Literal["auto"] | tuple[int, ...] | None:
-    """``auto``, or whole numbers separated by commas.
-
-    Raises
-    ------
-    BadInput
-        `text` is neither.
-    """
+    """``auto``, or whole numbers separated by commas."""
     if text is None:
         return None
     return "auto" if text == "auto" else tuple(whole_numbers("--tp", text, "2,1,1, or use auto"))
 
 
 def parsed_template_kwargs(text: str | None) -> dict[str, Any]:
-    """Variables of the chat template from a JSON object.
-
-    Raises
-    ------
-    BadInput
-        It is none.
-    """
+    """Variables of the chat template from a JSON object."""
     if text is None:
         return {}
     try:
@@ -187,13 +140,7 @@ def parsed_template_kwargs(text: str | None) -> dict[str, Any]:
 
 
 def parsed_cost(text: str | None) -> dict[str, Any] | None:
-    """A cost in a form of `cost_from_mapping`: a shipped profile, a measured table, or the content of a TOML file.
-
-    Raises
-    ------
-    BadInput
-        There is no such profile, table or file.
-    """
+    """A cost in a form of `cost_from_mapping`: a shipped profile, a measured table, or the content of a TOML file."""
     if text is None:
         return None
     if text in profile_names():

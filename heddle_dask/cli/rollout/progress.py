@@ -47,11 +47,9 @@ class Snapshot:
 
     @property
     def has_begun(self) -> bool:
-        """Whether any trajectory has done anything."""
         return bool(self.done or self.generating or self.queued or self.in_tools)
 
     def line(self) -> str:
-        """One line for the terminal."""
         parts = [
             f"done {self.done}/{self.total}",
             f"generating {self.generating}",
@@ -66,13 +64,7 @@ class Snapshot:
 
 
 class Meter:
-    """Makes snapshots; rates and the time left are computed from earlier counts.
-
-    Parameters
-    ----------
-    counts
-        `Rollout.progress`.
-    """
+    """Makes snapshots; rates and the time left are computed from earlier counts."""
 
     def __init__(
         self,
@@ -89,7 +81,6 @@ class Meter:
         self._tokens: deque[tuple[float, int]] = deque()
 
     def snapshot(self) -> Snapshot:
-        """The rollout now."""
         counts = self._counts()
         now_s = self._clock()
         done = int(counts.get("finished", 0))
@@ -110,7 +101,6 @@ class Meter:
         )
 
     def _rate(self, now_s: float, tokens: int) -> float:
-        """Tokens per second over the last seconds."""
         self._tokens.append((now_s, tokens))
         while len(self._tokens) > 2 and now_s - self._tokens[1][0] >= _RATE_WINDOW_S:
             self._tokens.popleft()
@@ -127,13 +117,11 @@ class ProgressDisplay:
         self._latest = ""
 
     def message(self, text: str) -> None:
-        """Print one permanent line."""
         self._latest = text
         self._print(text)
 
     @contextlib.asynccontextmanager
     async def following(self, meter: Meter) -> AsyncIterator[None]:
-        """Show the meter until the block ends."""
         follow = self._follow_live if self._console.is_terminal else self._follow_plain
         task = asyncio.create_task(follow(meter))
         try:
@@ -161,7 +149,9 @@ class ProgressDisplay:
                 snapshot = meter.snapshot()
                 elapsed = duration(time.monotonic() - self._began_s)
                 waiting = Text(f"{self._latest} · {elapsed}", overflow="ellipsis", no_wrap=True)
-                live.update(_live_line(snapshot) if snapshot.has_begun else waiting, refresh=True)
+                line = Table.grid(padding=(0, 1))
+                line.add_row(ProgressBar(snapshot.total, snapshot.done, width=_BAR_CHARS), snapshot.line())
+                live.update(line if snapshot.has_begun else waiting, refresh=True)
                 await asyncio.sleep(LIVE_INTERVAL_S)
 
     def _print(self, text: str) -> None:
@@ -178,9 +168,3 @@ def duration(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60:02d} s"
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
-
-
-def _live_line(snapshot: Snapshot) -> Table:
-    line = Table.grid(padding=(0, 1))
-    line.add_row(ProgressBar(snapshot.total, snapshot.done, width=_BAR_CHARS), snapshot.line())
-    return line

@@ -58,7 +58,6 @@ from heddle_dask.engines.spec import engine_kind
 from heddle_dask.environments.mix import mix_of
 from heddle_dask.live.clusters.credentials import connection_file
 from heddle_dask.live.clusters.quota_table import quotas_of_file
-from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan
 from heddle_dask.live.driver.connection.control_channel import ClusterLost
 from heddle_dask.live.driver.connection.encryption import UnencryptedConnection
 from heddle_dask.live.driver.files.continuation import check_continues, task_list
@@ -87,13 +86,7 @@ class Outcome:
 
 
 def run_rollout(asked: Asked, *, to_stderr: bool) -> Outcome:
-    """Run it; prints progress on stderr and the table on stdout, or on stderr too.
-
-    Raises
-    ------
-    BadInput
-        An option that cannot be met; the message says which.
-    """
+    """Run it; prints progress on stderr and the table on stdout, or on stderr too."""
     run = RolloutRun(asked, ProgressDisplay(Console(stderr=True)))
     prepare_process()
     try:
@@ -158,10 +151,11 @@ class RolloutRun:
         check_cost(self.engines.cost, self.model, asked["engine"])
         self.budget = asked.object_of(Budget, retries=retries)
         if self.shape.hardware is not None or self.plan is not None:
+            classes: Collection[str] = self.shape.hardware or ()
+            if self.plan is not None:
+                classes = [group.hardware for group in self.plan.groups.values()]
             check_affinity(
-                self.strategy.build(seed=self.seed),
-                self._hardware(),
-                domains_of(self.environment, self.tasks),
+                self.strategy.build(seed=self.seed), classes, domains_of(self.environment, self.tasks)
             )
         if self.plan is not None:
             self.engines = engines_of_groups(
@@ -186,17 +180,13 @@ class RolloutRun:
         self._task: asyncio.Task[Any] | None = None
         self._rollout: Rollout | None = None
 
-    def _hardware(self) -> Collection[str]:
-        """Classes of the engines that this run starts."""
-        if self.plan is not None:
-            return [group.hardware for group in self.plan.groups.values()]
-        return self.shape.hardware or ()
-
     def _engines(self) -> Engines:
         asked = self.asked
+        by_default = asked["scheduler"] and "engines" in asked.by_default
         return asked.object_of(
             Engines,
-            count=self._engines_awaited(),
+            # None: as many as the cluster says, or has workers for.
+            count=None if self.plan is not None or by_default else self.shape.engines,
             slots=self.shape.slots,
             tp_degrees=parsed_degrees(asked["tp_degrees"]),
             cost=parsed_cost(asked["cost"]),
@@ -209,11 +199,6 @@ class RolloutRun:
             ),
             patience=asked.object_of(Patience, engines_s=self._engine_timeout_s()),
         )
-
-    def _engines_awaited(self) -> int | None:
-        """Engines that must answer before the run starts; None: as many as the cluster says, or has workers for."""
-        by_default = self.asked["scheduler"] and "engines" in self.asked.by_default
-        return None if self.plan is not None or by_default else self.shape.engines
 
     def _engine_timeout_s(self) -> float:
         """Longest start of an engine: as the option says, else as the groups do."""
@@ -266,7 +251,6 @@ class RolloutRun:
         self.is_finished = self.left == 0 and not before.recovered
 
     async def run(self) -> int:
-        """Run to the end or to a signal; returns the exit code."""
         if self.is_finished:  # the last jobs of a chain ask for no GPUs
             self.progress.message(f"every trajectory of {self.out} has ended: nothing is left to do")
             return 0
@@ -302,8 +286,11 @@ class RolloutRun:
             return
         async with self.logs.kept() as logs:
             if self.plan is not None:
+                groups = self.plan.groups.items()
+                jobs = ", ".join(f"{group.minimum} to {group.most} of {name}" for name, group in groups)
                 self.progress.message(
-                    f"starting a cluster of {_groups_text(self.plan)}; logs: {self.plan.logs or logs}"
+                    f"starting a cluster of worker groups ({self.plan.backend}, jobs: {jobs}); "
+                    f"logs: {self.plan.logs or logs}"
                 )
                 async with groups_client(self.plan, self.plan.logs or logs, self.progress.message) as client:
                     with connection_file(logs, client.cluster):
@@ -375,11 +362,6 @@ class RolloutRun:
         if self._rollout is None or not self._rollout.interrupt(to_resume):
             assert self._task is not None
             self._task.cancel()
-
-
-def _groups_text(plan: ClusterPlan) -> str:
-    jobs = ", ".join(f"{group.minimum} to {group.most} of {name}" for name, group in plan.groups.items())
-    return f"worker groups ({plan.backend}, jobs: {jobs})"
 
 
 def _dashboard(asked: bool | None) -> bool:

@@ -34,13 +34,7 @@ def logs_path(out: Path) -> Path:
 
 
 class RunLogs:
-    """The logs of this session, beside those of earlier ones.
-
-    Raises
-    ------
-    BadInput
-        Something else is in the place of the directory.
-    """
+    """The logs of this session, beside those of earlier ones."""
 
     def __init__(self, out: Path, mode: WriteMode) -> None:
         self._root = logs_path(out)
@@ -60,13 +54,7 @@ class RunLogs:
 
     @contextlib.asynccontextmanager
     async def kept(self) -> AsyncIterator[Path]:
-        """The directory for the logs while the cluster runs; afterwards they stay, those of a replaced run go.
-
-        Raises
-        ------
-        BadInput
-            The directory cannot be made.
-        """
+        """The directory for the logs while the cluster runs; afterwards they stay, those of a replaced run go."""
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             self.path.mkdir(mode=0o700)

@@ -24,15 +24,13 @@ from rich.text import Text
 
 from heddle_dask.environments.mix import MixShare
 from heddle_dask.records.causes import CauseCounts, Ended
-from heddle_dask.records.trajectory import Status, StepRecord, TrajectoryOutline, TrajectoryRecord
+from heddle_dask.records.trajectory import Status, TrajectoryOutline, TrajectoryRecord
 
 STATUSES: tuple[str, ...] = get_args(Status)
 
 
 @dataclass(slots=True)
 class EngineShare:
-    """Steps and tokens of one engine."""
-
     steps: int = 0
     tokens: int = 0
 
@@ -103,18 +101,17 @@ class Tally:
         self.timed_tokens += record.generated_tokens
         self.durations.append((record.finished_s - record.started_s, record.trajectory_id))
         # Results that a resumed run took from the journal lie before its start: they took no time in it.
-        engine = _clipped(((s.finished_s, self._service_s(s), 1) for s in record.steps), record)
+        services = (
+            (s.finished_s, s.decode_s + (0.0 if self.queued_inside else s.prefill_s), 1) for s in record.steps
+        )
+        engine = _clipped(services, record)
         tools = _clipped(((a.finished_s, a.run_s, a.cpus) for a in record.actions), record)
         self.engine_s += sum(stop - start for start, stop, _ in engine)
         self.tool_cpu_s += sum((stop - start) * cpus for start, stop, cpus in tools)
         self.critical_s = max(self.critical_s, _covered([*engine, *tools]))
 
-    def _service_s(self, step: StepRecord) -> float:
-        return step.decode_s if self.queued_inside else step.prefill_s + step.decode_s
-
     @property
     def trajectories(self) -> int:
-        """All of them, by whatever end."""
         return sum(self.statuses.values())
 
     @property
@@ -135,12 +132,10 @@ class Tally:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Generated tokens of the timed trajectories over the makespan."""
         return self.timed_tokens / self.makespan_s if self.makespan_s > 0 else None
 
     @property
     def reward_mean(self) -> float | None:
-        """Over the known rewards."""
         return sum(self.rewards) / len(self.rewards) if self.rewards else None
 
     @property
@@ -153,7 +148,6 @@ class Tally:
         return max(self.critical_s, engines, tools)
 
     def result(self, out: str | None) -> dict[str, Any]:
-        """The JSON object of ``heddle rollout``."""
         bound_s, makespan_s = self.bound_s, self.makespan_s
         return {
             "trajectories": self.trajectories,
@@ -230,7 +224,6 @@ def _clipped(
 
 
 def _covered(spans: list[tuple[float, float, int]]) -> float:
-    """Length of the union of intervals."""
     covered, reached = 0.0, -math.inf
     for start, stop, _ in sorted(spans):
         covered += max(0.0, stop - max(start, reached))

@@ -43,7 +43,6 @@ _MADE_WITH = ("environment", "model", "strategy", "samples", "seed")
 
 
 def empty_figures(run: StoredRun, over_time: bool) -> RunFigures:
-    """The figures before the first record."""
     return RunFigures(journalled_sessions(run), has_one_clock(run.metadata), over_time)
 
 
@@ -53,13 +52,7 @@ def has_one_clock(metadata: dict[str, Any]) -> bool:
 
 
 def journalled_sessions(run: StoredRun) -> list[SessionFacts]:
-    """What the journal tells of each session, oldest first; nothing where there is no journal.
-
-    Raises
-    ------
-    BadInput
-        The journal is damaged, or another version wrote it.
-    """
+    """What the journal tells of each session, oldest first; nothing where there is no journal."""
     journal = journal_path(run.path)
     sessions: list[SessionFacts] = []
     if not journal.exists():
@@ -141,18 +134,7 @@ def about(run: StoredRun, tally: Tally) -> About:
 def show_run(
     path: Path, *, to_stderr: bool, html: Path | None = None, perfetto: Path | None = None
 ) -> dict[str, Any]:
-    """Print the figures of a run and return them.
-
-    Parameters
-    ----------
-    html, perfetto
-        Files to write: the report, and the trace.
-
-    Raises
-    ------
-    BadInput
-        It is no run.
-    """
+    """Print the figures of a run and return them."""
     run = StoredRun(path)
     tally = Tally(
         run.metadata.get("slots", 0),
@@ -207,13 +189,7 @@ def _print_run(console: Console, run: StoredRun, tally: Tally, figures: RunFigur
 
 
 def show_failed(path: Path, *, to_stderr: bool) -> dict[str, Any]:
-    """Print one line for each trajectory that did not complete and return them.
-
-    Raises
-    ------
-    BadInput
-        It is no run.
-    """
+    """Print one line for each trajectory that did not complete and return them."""
     console = Console(stderr=to_stderr, soft_wrap=True)
     rows = []
     for ended in StoredRun(path).ended():
@@ -230,13 +206,7 @@ def show_failed(path: Path, *, to_stderr: bool) -> dict[str, Any]:
 
 
 def show_trajectory(path: Path, name: str, *, to_stderr: bool) -> dict[str, Any]:
-    """Print the transcript of one trajectory and return it.
-
-    Raises
-    ------
-    BadInput
-        It is no run, or has no such trajectory.
-    """
+    """Print the transcript of one trajectory and return it."""
     run = StoredRun(path)
     record = run.find(name)
     template = _template(str(run.metadata.get("model", "")))

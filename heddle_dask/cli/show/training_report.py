@@ -34,13 +34,7 @@ _COLUMNS = (
 
 
 def show_training(path: Path, *, to_stderr: bool) -> dict[str, Any]:
-    """Print a training and return its result.
-
-    Raises
-    ------
-    BadInput
-        Its files cannot be read.
-    """
+    """Print a training and return its result."""
     directory = TrainingDirectory(path)
     stored = directory.description()
     metrics, evaluations = read_lines(directory.metrics), read_lines(directory.evaluations)

@@ -29,7 +29,6 @@ class Passage:
     times: dict[str, float]
 
     def as_json(self) -> dict[str, Any]:
-        """JSON-able form."""
         return {
             "author": None if self.author is None else self.author.name.lower(),
             "title": self.title,
@@ -112,7 +111,6 @@ def _passage(title: str, segment: Segment, template: ChatTemplate | None, times:
 
 
 def _actions(record: TrajectoryRecord, branch: int, after: Set[int]) -> Iterator[Passage]:
-    """The actions of a branch that came after one of these steps."""
     for action in record.actions:
         if action.branch == branch and action.after_step in after:
             yield Passage(_action_title(action), None, "", 0, _action_times(action))

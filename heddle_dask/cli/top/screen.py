@@ -38,13 +38,7 @@ Snapshot = Mapping[str, Any]
 
 
 def screen(snapshot: Snapshot, height: int, width: int = WIDTH, note: str = "") -> RenderableType:
-    """The snapshot in at most `height` lines, if these are at least 20.
-
-    Parameters
-    ----------
-    note
-        A line about the connection, above everything.
-    """
+    """The snapshot in at most `height` lines, if these are at least 20."""
     side = [*_failures(snapshot["failures"], width), *_actions(snapshot, width), *_moves(snapshot, width)]
     left = max(2 * (_LEAST_ROWS + 2), height - _HEAD_LINES - len(side) - (1 if note else 0))
     living = [engine for engine in snapshot["engines"] if engine["state"] in LIVING]
@@ -143,7 +137,6 @@ def rates_of(snapshot: Snapshot) -> dict[str, float]:
 
 
 def _phases(by_phase: Mapping[str, int], width: int) -> Text:
-    """How many trajectories are in each phase; phases without any are left out."""
     line = Text(no_wrap=True)
     for phase, number in by_phase.items():
         if number:
@@ -155,7 +148,6 @@ def _phases(by_phase: Mapping[str, int], width: int) -> Text:
 
 
 def _tail(series: Mapping[str, Any], width: int) -> Text:
-    """Live trajectories over time, as bars."""
     most = max(series["live"], default=0)
     label = f" live, peak {most:,}"
     bars = bars_of(series["at_s"], series["live"], max(8, width - len(label)))

@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distributed.comm import parse_address, parse_host_port
 from distributed.core import rpc
 from distributed.security import Security
 from rich.console import Console
 from rich.live import Live
 
-from heddle_dask.cli.cluster_choice import TlsFiles
+from heddle_dask.cli.cluster_choice import TlsFiles, check_address
 from heddle_dask.cli.one_line import one_line
 from heddle_dask.cli.rollout.run_logs import logs_path
 from heddle_dask.cli.shared_options import print_json
@@ -50,13 +49,7 @@ def place_of(
     cert: Path | None,
     key: Path | None,
 ) -> Place:
-    """The scheduler that was asked for.
-
-    Raises
-    ------
-    BadInput
-        There is none, the address is malformed, or its credentials are missing.
-    """
+    """The scheduler that was asked for."""
     if scheduler is not None:
         connection = Connection(scheduler)
     elif scheduler_file is not None:
@@ -65,10 +58,7 @@ def place_of(
         connection = read_connection(_of_run(run))
     address = connection.address
     try:
-        scheme, location = parse_address(address)
-        parse_host_port(location)
-        if scheme not in ("tcp", "tls"):
-            raise ValueError(f"{scheme}:// is neither tcp:// nor tls://")
+        check_address(address)
     except ValueError as error:
         raise BadInput(f"{address} is no address of a scheduler ({error}): use tcp://HOST:8786") from None
     told = (connection.tls_ca_file, connection.tls_cert, connection.tls_key)
@@ -105,13 +95,7 @@ def _latest(logs: object) -> Path | None:
 
 
 def watch(place: Place, *, interval_s: float, once: bool, as_json: bool) -> None:
-    """Show what happens there until it ends or the user does.
-
-    Raises
-    ------
-    BadInput
-        Nobody answers there, or it is no scheduler with our plugin.
-    """
+    """Show what happens there until it ends or the user does."""
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # a scheduler that ends is told in one line
     asyncio.run(_watch(place, interval_s, once, as_json))
 

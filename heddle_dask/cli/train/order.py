@@ -67,12 +67,7 @@ class TrainOrder:
 
     @classmethod
     def of(cls, asked: Asked) -> TrainOrder:
-        """Check and group the values of all options.
-
-        Raises
-        ------
-        BadInput
-        """
+        """Check and group the values of all options."""
         options = asked.values
         directory = TrainingDirectory(options["out"])
         mode: DirectoryMode = "create"
@@ -126,31 +121,21 @@ class TrainOrder:
             "limits": list(rollout.object_of(Budget).replayed.values()),
             "lora_rank": self.trainer.get("lora_rank", 0),
             "steps": self.plan.steps,
-            "learning": {**self.trainer, **_plain(self.plan), **_plain(self.groups)},
-            "evaluation": _plain(self.evaluation),
+            "learning": {**self.trainer, **asdict(self.plan), **asdict(self.groups)},
+            "evaluation": asdict(self.evaluation),
             "engines": [rollout["engine"], rollout["engines"]],
         }
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Refuse sampling whose tokens cannot be trained on.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse sampling whose tokens cannot be trained on."""
     check_trainable_sampling(
         "heddle train", **{name: value for name, value in asdict(sampling).items() if name != "seeded"}
     )
 
 
 def check_store_uri(store: str | None, engine: str) -> None:
-    """Refuse a broadcast without an address, or to engines that receive none.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse a broadcast without an address, or to engines that receive none."""
     if store is None or not is_collective(store):
         return
     CollectiveUri.parse(store)
@@ -163,15 +148,17 @@ def check_store_uri(store: str | None, engine: str) -> None:
 def _groups(options: Mapping[str, Any], plan: TrainingPlan) -> tuple[GroupPlan, BatchRule]:
     samples = options["samples"]
     trajectories = options["batch"] or options["groups"] * samples
+    groups = trajectories // samples
+    running = (groups + options["extra_groups"]) * (samples + options["extra_samples"])
     bound = StalenessBound(
         plan.alpha,
         options["staleness"],
         trajectories,
-        redundant_trajectories=_redundant(options, trajectories // samples, samples),
+        redundant_trajectories=running - groups * samples,
     )
     is_redundant = options["extra_groups"] > 0 or options["extra_samples"] > 0
     rule = BatchRule.of(bound, samples, waits_for_oldest=not is_redundant)
-    groups = GroupPlan(
+    plan_of_groups = GroupPlan(
         samples,
         options["extra_samples"],
         rule.groups,
@@ -180,14 +167,7 @@ def _groups(options: Mapping[str, Any], plan: TrainingPlan) -> tuple[GroupPlan, 
         staleness=bound,
         weights=WeightUpdatePolicy(order=options["update_order"], keep_kv=options["keep_kv"]),
     )
-    return groups, rule
-
-
-def _redundant(options: Mapping[str, Any], groups: int, samples: int) -> int:
-    """Trajectories that run beyond those of one batch."""
-    extra = options["extra_samples"]
-    running = (groups + options["extra_groups"]) * (samples + extra)
-    return int(running - groups * samples)
+    return plan_of_groups, rule
 
 
 def _rollout_options(asked: Asked, directory: TrainingDirectory) -> Asked:
@@ -213,11 +193,6 @@ def engine_dtype(asked: str, engine: str, model: str | None) -> str:
     """The type in which engines run: float32 for a model stored so, which vLLM's ``auto`` casts to a half type.
 
     The trainer computes in float32, and its logprobs are compared with the engines'.
-
-    Raises
-    ------
-    BadInput
-        See `chosen_model`.
     """
     if asked != "auto" or engine_kind(engine).takes_cost:
         return asked
@@ -226,13 +201,7 @@ def engine_dtype(asked: str, engine: str, model: str | None) -> str:
 
 
 def trainer_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of `TrainerSpec` from ``--lr``, ``--lora`` and ``--trainer KEY=VALUE``.
-
-    Raises
-    ------
-    BadInput
-        An unknown key, or a value that no trainer can have.
-    """
+    """Fields of `TrainerSpec` from ``--lr``, ``--lora`` and ``--trainer KEY=VALUE``."""
     chosen: dict[str, Any] = {
         "learning_rate": options["lr"],
         "ranks": options["trainer_ranks"],
@@ -254,28 +223,14 @@ _OF_LOOP: Sequence[str] = ("model", "checkpoints", "lineage", "start")
 
 
 def _value(text: str) -> Any:
-    """A number, true or false, else the text itself."""
     try:
         return json.loads(text)
     except ValueError:
         return text
 
 
-def _plain(value: Any) -> dict[str, Any]:
-    return {field.name: _json(getattr(value, field.name)) for field in fields(value)}
-
-
-def _json(value: Any) -> Any:
-    return value if isinstance(value, str | int | float | bool | None) else _plain(value)
-
-
 def check_out_parent(directory: Path) -> None:
-    """Refuse a directory that cannot be made, before a cluster starts.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse a directory that cannot be made, before a cluster starts."""
     parent = next(path for path in (directory.absolute(), *directory.absolute().parents) if path.exists())
     if not parent.is_dir():
         raise BadInput(f"--out {directory}: {parent} is no directory")

@@ -54,13 +54,7 @@ _HELD_OUT_SEED = 1_000_003
 
 
 def run_training(order: TrainOrder, *, to_stderr: bool) -> Outcome:
-    """Train; prints progress on stderr and the tables on stdout, or on stderr too.
-
-    Raises
-    ------
-    BadInput
-        An option that cannot be met; the message says which.
-    """
+    """Train; prints progress on stderr and the tables on stdout, or on stderr too."""
     run = TrainRun(order, ProgressDisplay(Console(stderr=True)))
     prepare_process()
     try:
@@ -141,7 +135,6 @@ class TrainRun(RolloutRun):
         """A training looks at its own description (`TrainingDirectory.begin`)."""
 
     async def run(self) -> int:
-        """Train to the end or to a signal; returns the exit code."""
         order = self.train
         description = order.description(self.model, tokenizer_digest(self.model))
         order.directory.begin(description, order.mode, uuid4().hex[:8])

@@ -73,7 +73,6 @@ def _micro_batch(row: SampleRow) -> list[Any]:
 
 
 def _idle(micro_batch: list[Any]) -> list[Any]:
-    """The same sequence with no token to train."""
     length = len(micro_batch[0])
     return [micro_batch[0], [False] * length, [0.0] * length, *micro_batch[3:]]
 

@@ -31,10 +31,6 @@ class ExportOptions:
     ----------
     form
         ``npz``: `batch_files`; ``prime-rl``, ``verl``: the modules of these names.
-    ranks
-        Data-parallel ranks of prime-rl.
-    pad_token_id
-        For verl.
     """
 
     form: str

@@ -82,7 +82,10 @@ def write_verl_step(rows: Sequence[SampleRow], out: Path, step: int, pad_token_i
         if path.exists():
             raise BadInput(f"{path} exists: choose another folder")
         with open(aside, "wb") as file:
-            stored: dict[str, Any] = {name: _storable(column) for name, column in columns.items()}
+            stored: dict[str, Any] = {
+                name: column.astype(str) if column.dtype == object else column
+                for name, column in columns.items()
+            }
             np.savez(file, **stored)
         os.replace(aside, path)
     except OSError as error:
@@ -116,7 +119,3 @@ def _fill(columns: dict[str, npt.NDArray[Any]], index: int, row: SampleRow, cut:
     columns["advantages"][index, :length] = row.token_advantages[cut:]
     if row.first_of_trajectory:
         columns["rm_scores"][index, length - 1] = row.reward
-
-
-def _storable(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return column.astype(str) if column.dtype == object else column

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from heddle_dask.views.accounts import Phase
-
 LIGHT: Mapping[str, str] = {
     "paper": "#ffffff",
     "panel": "#f7f7f8",
@@ -65,15 +63,9 @@ def colour(name: str) -> str:
     return f"var(--{name},{LIGHT[name]})"
 
 
-def phase_colour(phase: Phase) -> str:
-    """The colour of a phase of an account."""
-    return colour(phase.value)
-
-
 SERIES = tuple(colour(f"c{number}") for number in range(8))
 """For lines and bars, in this order."""
 
 
 def variables(values: Mapping[str, str]) -> str:
-    """Declarations of CSS."""
     return "".join(f"--{name}:{value};" for name, value in values.items())

@@ -129,10 +129,6 @@ def page(title: str, body: str, *, rows: Mapping[str, Any] | None = None) -> str
 
     Parameters
     ----------
-    title
-        Plain text.
-    body
-        HTML.
     rows
         JSON-able: `columns` and `rows` of the table with the id ``rows``, which can be sorted, searched and paged.
     """

@@ -8,12 +8,23 @@ from dataclasses import dataclass
 from html import escape
 
 from heddle_dask.views.accounts import PHASE_TITLE, Phase, TimeSegment
-from heddle_dask.views.drawing.colours import SERIES, colour, phase_colour
-from heddle_dask.views.drawing.svg import INK, number_text, round_up, shortened, svg
+from heddle_dask.views.drawing.colours import SERIES, colour
+from heddle_dask.views.drawing.svg import (
+    BOTTOM,
+    GRID,
+    INK,
+    LEFT,
+    RIGHT,
+    TOP,
+    Frame,
+    labels,
+    number_text,
+    round_up,
+    shortened,
+    svg,
+)
 
 WIDE = 1240
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 26, 10, 40
-SOFT, GRID = colour("soft"), colour("grid")
 # Segments that are narrower than this are not drawn: they could not be seen.
 _LEAST_PIXELS = 0.3
 
@@ -42,7 +53,7 @@ def phase_bar(phases_ns: Mapping[Phase, int], *, of_ns: int, width: int = 420, h
         length = width * phases_ns.get(phase, 0) / of_ns if of_ns else 0.0
         if length >= 0.05:
             boxes.append(
-                f'<rect x="{x:.2f}" width="{length:.2f}" height="{height}" fill="{phase_colour(phase)}">'
+                f'<rect x="{x:.2f}" width="{length:.2f}" height="{height}" fill="{colour(phase)}">'
                 f"<title>{title} {phases_ns[phase] / 1e9:,.3f} s</title></rect>"
             )
         x += length
@@ -54,8 +65,7 @@ def phase_legend(parts: Sequence[Phase]) -> str:
     return (
         '<p class="legend">'
         + "".join(
-            f'<span><i style="background:{phase_colour(phase)}"></i>{PHASE_TITLE[phase]}</span>'
-            for phase in parts
+            f'<span><i style="background:{colour(phase)}"></i>{PHASE_TITLE[phase]}</span>' for phase in parts
         )
         + "</p>"
     )
@@ -73,7 +83,7 @@ def area_chart(
     cells = len(series[0][2]) if series else 1
     totals = [sum(values[cell] for _, _, values in series) for cell in range(cells)]
     most = round_up(max(totals, default=1.0) or 1.0)
-    frame = _Frame(WIDE, height, round_up(until_s) if until_s <= 0 else until_s, most)
+    frame = Frame(WIDE, height, round_up(until_s) if until_s <= 0 else until_s, most)
     parts = [frame.axes("seconds", y_label)]
     below = [0.0] * cells
     for name, hue, values in series:
@@ -83,14 +93,14 @@ def area_chart(
                 f'<path fill="{hue}" d="{frame.band(below, above)}"><title>{escape(name)}</title></path>'
             )
         below = above
-    parts += [frame.mark(mark) for mark in marks]
+    parts += [_mark_line(frame.x(mark.at_s), TOP, height - BOTTOM, mark.text) for mark in marks]
     return svg(WIDE, height, parts)
 
 
 def timeline(rows: Sequence[TimelineRow], *, until_s: float, marks: Sequence[TimeMark] = ()) -> str:
     """One line per trajectory, in the colours of the phases."""
     tall = max(4, min(14, 900 // max(1, len(rows))))
-    left, wide = 150, WIDE - 150 - _RIGHT
+    left, wide = 150, WIDE - 150 - RIGHT
     scale = wide / until_s if until_s > 0 else 0.0
     every = math.ceil(11 / tall)
     parts = []
@@ -102,7 +112,7 @@ def timeline(rows: Sequence[TimelineRow], *, until_s: float, marks: Sequence[Tim
                 f"{escape(shortened(row.name, 24))}</text>"
             )
         boxes = _boxes(row.segments, left, scale, top, tall - (1 if tall > 5 else 0.5))
-        paths = "".join(f'<path fill="{phase_colour(phase)}" d="{box}"/>' for phase, box in boxes.items())
+        paths = "".join(f'<path fill="{colour(phase)}" d="{box}"/>' for phase, box in boxes.items())
         parts.append(f"<g><title>{escape(row.title)}</title>{paths}</g>")
     bottom = tall * len(rows)
     for tick in range(6):
@@ -142,71 +152,30 @@ def scatter(
     most = max((max(point) for point in known), default=10.0)
     low, high = math.floor(math.log10(least)), math.ceil(math.log10(most) + 1e-9)
     high = max(high, low + 1)
-    wide, tall = width - _LEFT - _RIGHT, height - _BOTTOM - _TOP
+    wide, tall = width - LEFT - RIGHT, height - BOTTOM - TOP
 
     def place(value: float, length: float) -> float:
         return length * (math.log10(value) - low) / (high - low)
 
     parts = []
     for power in range(low, high + 1):
-        x, y = _LEFT + place(10.0**power, wide), height - _BOTTOM - place(10.0**power, tall)
+        x, y = LEFT + place(10.0**power, wide), height - BOTTOM - place(10.0**power, tall)
         text = number_text(10.0**power)
-        parts.append(f'<line x1="{_LEFT}" x2="{width - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GRID}"/>')
-        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_TOP}" y2="{height - _BOTTOM}" stroke="{GRID}"/>')
-        parts.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
-        parts.append(f'<text x="{x:.1f}" y="{height - _BOTTOM + 15}" text-anchor="middle">{text}</text>')
+        parts.append(f'<line x1="{LEFT}" x2="{width - RIGHT}" y1="{y:.1f}" y2="{y:.1f}" stroke="{GRID}"/>')
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{height - BOTTOM}" stroke="{GRID}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
+        parts.append(f'<text x="{x:.1f}" y="{height - BOTTOM + 15}" text-anchor="middle">{text}</text>')
     parts.append(
-        f'<line x1="{_LEFT}" y1="{height - _BOTTOM}" x2="{width - _RIGHT}" y2="{_TOP}" stroke="{INK}" '
+        f'<line x1="{LEFT}" y1="{height - BOTTOM}" x2="{width - RIGHT}" y2="{TOP}" stroke="{INK}" '
         'stroke-dasharray="4 3" stroke-width="0.8"/>'
     )
-    dots = "".join(
-        f"M{_LEFT + place(x, wide):.1f} {height - _BOTTOM - place(y, tall):.1f}h0" for x, y in known
-    )
+    dots = "".join(f"M{LEFT + place(x, wide):.1f} {height - BOTTOM - place(y, tall):.1f}h0" for x, y in known)
     parts.append(
         f'<path d="{dots}" fill="none" stroke="{SERIES[0]}" stroke-opacity="0.45" stroke-width="4" '
         'stroke-linecap="round"/>'
     )
-    parts.append(_labels(width, height, x_label, y_label))
+    parts.append(labels(width, height, x_label, y_label))
     return svg(width, height, parts)
-
-
-class _Frame:
-    """Linear axes from 0."""
-
-    def __init__(self, width: int, height: int, most_x: float, most_y: float) -> None:
-        self.width, self.height, self.most_x, self.most_y = width, height, most_x, most_y
-
-    def x(self, value: float) -> float:
-        return _LEFT + (self.width - _LEFT - _RIGHT) * (value / self.most_x if self.most_x else 0.0)
-
-    def y(self, value: float) -> float:
-        return self.height - _BOTTOM - (self.height - _BOTTOM - _TOP) * value / self.most_y
-
-    def axes(self, x_label: str, y_label: str) -> str:
-        parts = []
-        for tick in range(6):
-            x, y = self.most_x * tick / 5, self.most_y * tick / 5
-            at_x, at_y = self.x(x), self.y(y)
-            parts.append(
-                f'<line x1="{_LEFT}" x2="{self.width - _RIGHT}" y1="{at_y:.1f}" y2="{at_y:.1f}" stroke="{GRID}"/>'
-                f'<text x="{_LEFT - 6}" y="{at_y + 4:.1f}" text-anchor="end">{number_text(y)}</text>'
-                f'<text x="{at_x:.1f}" y="{self.height - _BOTTOM + 15}" text-anchor="middle">{number_text(x)}</text>'
-            )
-        return "".join(parts) + _labels(self.width, self.height, x_label, y_label)
-
-    def band(self, below: Sequence[float], above: Sequence[float]) -> str:
-        """The area between two step functions, as a path."""
-        cells = len(above)
-        edges = [self.x(self.most_x * cell / cells) for cell in range(cells + 1)]
-        up = [f"{edges[cell]:.1f} {self.y(above[cell]):.1f}H{edges[cell + 1]:.1f}" for cell in range(cells)]
-        down = [
-            f"{edges[cell + 1]:.1f} {self.y(below[cell]):.1f}H{edges[cell]:.1f}"
-            for cell in reversed(range(cells))
-        ]
-        return "M" + "L".join([*up, *down]) + "z"
-
-    def mark(self, mark: TimeMark) -> str:
-        return _mark_line(self.x(mark.at_s), _TOP, self.height - _BOTTOM, mark.text)
 
 
 def _mark_line(x: float, top: float, bottom: float, text: str) -> str:
@@ -214,14 +183,6 @@ def _mark_line(x: float, top: float, bottom: float, text: str) -> str:
         f'<g><title>{escape(text)}</title><line x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{bottom}" stroke="{INK}" '
         f'stroke-width="1" stroke-dasharray="2 3"/><text x="{x + 3:.1f}" y="{top + 10}">'
         f"{escape(shortened(text, 30))}</text></g>"
-    )
-
-
-def _labels(width: int, height: int, x_label: str, y_label: str) -> str:
-    middle = (height - _BOTTOM) / 2
-    return (
-        f'<text x="{(_LEFT + width) / 2}" y="{height - 8}" text-anchor="middle">{escape(x_label)}</text>'
-        f'<text x="12" y="{middle}" text-anchor="middle" transform="rotate(-90 12 {middle})">{escape(y_label)}</text>'
     )
 
 

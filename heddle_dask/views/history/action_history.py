@@ -9,7 +9,6 @@ from typing import Final
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.ids import ActionId, TrajectoryId
-from heddle_dask.core.nouns import ActionRequest
 from heddle_dask.core.resources import api_of
 from heddle_dask.views.history.bounded import FailureTally
 from heddle_dask.views.history.lanes import HostRow, Lane, OpenAction
@@ -21,8 +20,6 @@ OTHER_LABEL: Final = "other"
 
 @dataclass(slots=True)
 class LabelCounts:
-    """Totals of the actions of one label and kind."""
-
     finished: int = 0
     failed: int = 0
     run_s: float = 0.0
@@ -33,10 +30,6 @@ class ActionHistory:
 
     Attributes
     ----------
-    open
-        Actions that have not reported.
-    hosts
-        Hosts by id.
     loading
         Model services that are being loaded, by host, first GPU and number of GPUs.
     labels
@@ -69,7 +62,6 @@ class ActionHistory:
         return key
 
     def rest(self, lane: Lane, at: float) -> None:
-        """The lane has no open step: it acts, or its program runs."""
         phase = DRIVER
         for action in lane.actions.values():
             if action.host is not None:
@@ -86,12 +78,10 @@ class ActionHistory:
         return QUOTA if action.asks_api else TOOL_QUEUE
 
     def service_loads(self, command: cmd.LoadService, at: float) -> None:
-        """A model service begins to load."""
         self.loading[command.host_id, command.first_gpu, command.gpus] = command.service
         self._service_changed(command.service, at)
 
     def service_loaded(self, event: ev.ServiceLoaded) -> None:
-        """A load of a model service has ended."""
         self.loading.pop((event.host_id, event.first_gpu, event.gpus), None)
         self._service_changed(event.service, event.at)
 
@@ -101,12 +91,12 @@ class ActionHistory:
                 self._changed(action.lane, at)
 
     def requested(self, event: ev.ActionRequested) -> None:
-        """A trajectory requests an action."""
         spec = event.action
         lane = self._lanes.get(spec.trajectory_id)
         if lane is None:
             return
-        action = OpenAction(lane, spec.label, spec.kind, spec.pool, _asks_api(spec), spec.service)
+        asks_api = any(api_of(name) is not None for name in spec.demand.names)
+        action = OpenAction(lane, spec.label, spec.kind, spec.pool, asks_api, spec.service)
         self.open[spec.action_id] = lane.actions[spec.action_id] = action
         self.counted_as(spec.kind, spec.label)
         self._leave_engine(lane)
@@ -114,7 +104,6 @@ class ActionHistory:
             self.rest(lane, event.at)
 
     def started(self, command: cmd.RunAction, at: float) -> None:
-        """An action has its CPUs."""
         action, host = self.open.get(command.action_id), self.hosts.get(command.host_id)
         if action is None or host is None:
             return
@@ -124,7 +113,6 @@ class ActionHistory:
         self._changed(action.lane, at)
 
     def finished(self, event: ev.ActionFinished) -> None:
-        """A host reports the end of an action."""
         action = self.open.get(event.action_id)
         if action is None or action.host != event.host_id:
             return
@@ -139,7 +127,6 @@ class ActionHistory:
         self._close(event.action_id, action, event.at)
 
     def given_up(self, command: cmd.GiveUpAction, at: float) -> None:
-        """An action is not tried again."""
         self._failures.count("action", command.cause, at)
         action = self.open.get(command.action_id)
         if action is not None:
@@ -187,7 +174,3 @@ class ActionHistory:
     def _changed(self, lane: Lane, at: float) -> None:
         if lane.step is None and lane.ended_s is None:
             self.rest(lane, at)
-
-
-def _asks_api(spec: ActionRequest) -> bool:
-    return any(api_of(name) is not None for name in spec.demand.names)

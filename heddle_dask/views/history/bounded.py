@@ -12,8 +12,6 @@ from typing import Any, Final, Generic, TypeVar
 
 from heddle_dask.views.history.run_snapshot import FailureView, LengthPair
 
-UNLIMITED: Final = 1 << 60
-
 
 @dataclass(frozen=True, slots=True)
 class HistoryLimits:
@@ -25,12 +23,8 @@ class HistoryLimits:
         Segments that are kept of each trajectory; the oldest go first.
     ended
         Ended trajectories that are kept; None: all of them.
-    samples
-        Samples of the series.
     sample_interval_s
         Least seconds between two samples at first; it doubles when the series is full.
-    lengths
-        Pairs of predicted and actual length.
     """
 
     segments: int = 256
@@ -38,10 +32,6 @@ class HistoryLimits:
     samples: int = 512
     sample_interval_s: float = 0.25
     lengths: int = 1000
-
-
-REPORT_LIMITS: Final = HistoryLimits(segments=UNLIMITED, ended=None, samples=2048)
-"""Of a stored run, whose every segment is looked at once."""
 
 
 MOST_CAUSES: Final = 100
@@ -75,19 +65,12 @@ class FailureTally:
         self._latest_s[key] = at
 
     def rows(self) -> tuple[FailureView, ...]:
-        """The counts, largest first."""
         keys = sorted(self._counts, key=lambda key: (-self._counts[key], key))
         return tuple(FailureView(*key, self._counts[key], self._latest_s[key]) for key in keys)
 
 
 class LengthSample:
-    """Reservoir sampling with a seed: equal events give the equal sample.
-
-    Attributes
-    ----------
-    seen
-        Number of pairs that were offered.
-    """
+    """Reservoir sampling with a seed: equal events give the equal sample."""
 
     def __init__(self, most: int, seed: int = 0) -> None:
         self.seen = 0
@@ -113,15 +96,7 @@ C = TypeVar("C", bound=Hashable)
 
 
 class ThinnedSeries(Generic[C]):
-    """Samples at least `interval_s` apart; the interval doubles whenever `most` samples are reached.
-
-    Attributes
-    ----------
-    at_s
-        Times of the samples.
-    next_s
-        The earliest time of the next sample.
-    """
+    """Samples at least `interval_s` apart; the interval doubles whenever `most` samples are reached."""
 
     def __init__(self, most: int, interval_s: float) -> None:
         self.most = most
@@ -131,12 +106,7 @@ class ThinnedSeries(Generic[C]):
         self.columns: dict[C, array[Any]] = {}
 
     def add_column(self, column: C, typecode: str = "d") -> None:
-        """Add a column, with zeros at the times before."""
         self.columns[column] = array(typecode, (0,)) * len(self.at_s)
-
-    def drop_column(self, column: C) -> None:
-        """Forget a column."""
-        self.columns.pop(column, None)
 
     def begin_sample(self, at: float) -> None:
         """Begin a sample at that time; the caller then appends one number to every column."""

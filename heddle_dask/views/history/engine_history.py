@@ -26,6 +26,9 @@ MOST_LOST: Final = 64
 """Lost engines that are remembered: a session of days may lose thousands."""
 
 
+_CHARTED: Final = ("generating", "queued", "resident")
+
+
 @dataclass(slots=True)
 class MoveCounts:
     """Totals of the moves of one kind, as `core.migrations.MoveTotals`."""
@@ -40,17 +43,7 @@ class MoveCounts:
 
 
 class EngineHistory:
-    """Engines and moves.
-
-    Attributes
-    ----------
-    rows
-        Engines by id, in the order of joining.
-    moving
-        Moves that have not reported, by trajectory.
-    moves
-        Totals by kind.
-    """
+    """Engines and moves."""
 
     def __init__(
         self,
@@ -65,7 +58,6 @@ class EngineHistory:
         self._failures = failures
         self.rows: dict[str, EngineRow] = {}
         self.joined_count = 0
-        self.lost_count = 0
         self._lost: deque[str] = deque()
         self.moving: dict[TrajectoryId, OpenMove] = {}
         self.moves: dict[str, MoveCounts] = {}
@@ -86,17 +78,16 @@ class EngineHistory:
         self.joined_count += 1
         self.rows[spec.engine_id] = row
         series = self._series
-        for what in ("generating", "queued", "resident"):
+        for what in _CHARTED:
             series.add_column((row.index, what))
         self.charted.append(row.index)
         self._leave_drained()
         if len(self.charted) > MOST_SERIES:
             oldest = self.charted.popleft()
-            for what in ("generating", "queued", "resident"):
-                series.drop_column((oldest, what))
+            for what in _CHARTED:
+                series.columns.pop((oldest, what), None)
 
     def draining(self, event: ev.EngineDraining) -> None:
-        """An engine takes no new step."""
         row = self.rows.get(event.engine_id)
         if row is not None and row.state == "ready":
             row.state = "draining"
@@ -114,7 +105,6 @@ class EngineHistory:
                 lane.move_home(None)
 
     def drained(self, command: cmd.ReleaseEngine, at: float) -> None:
-        """A draining engine is empty."""
         row = self.rows.get(command.engine_id)
         if row is not None and row.state == "draining":
             row.state = "drained"
@@ -143,7 +133,6 @@ class EngineHistory:
             row.state = "lost"
             row.lost_s, row.lost_because = event.at, event.reason
             self._failures.count("engine", event.reason, event.at)
-            self.lost_count += 1
             self._forget_old(row)
         elif not (event.stranded and row.generating + row.queued):
             return
@@ -210,14 +199,13 @@ class EngineHistory:
         elif lane.home is source and source is not None and source.state == "draining":
             lane.has_kv = False
             lane.move_home(None)
-        if _waits_for_engine(lane):
+        if lane.step is not None and lane.engine is None:
             counts.exposed += 1
             counts.exposed_s += at - lane.requested_s
             self._enter(lane, LLM_QUEUE, at)
 
     @property
     def moves_started(self) -> int:
-        """Moves of all kinds that have started."""
         return sum(counts.started for counts in self.moves.values())
 
     # -- series ------------------------------------------------------------------------------------
@@ -238,9 +226,5 @@ class EngineHistory:
         for index in self.charted:
             row = by_index.get(index)
             numbers = (0, 0, 0) if row is None else (row.generating, row.queued, row.resident_tokens)
-            for what, number in zip(("generating", "queued", "resident"), numbers, strict=True):
+            for what, number in zip(_CHARTED, numbers, strict=True):
                 columns[index, what].append(number)
-
-
-def _waits_for_engine(lane: Lane) -> bool:
-    return lane.step is not None and lane.engine is None

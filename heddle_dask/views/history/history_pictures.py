@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from itertools import islice
 
 from heddle_dask.views.history.action_history import OTHER_LABEL
-from heddle_dask.views.history.lanes import EngineRow, Lane
+from heddle_dask.views.history.lanes import Lane
 from heddle_dask.views.history.phases import LLM_QUEUE, MIGRATION, PHASES
 from heddle_dask.views.history.run_history import RunHistory
 from heddle_dask.views.history.run_snapshot import (
@@ -76,7 +75,6 @@ def picture_of(
 
 
 def counts_of(history: RunHistory) -> RunCounts:
-    """Totals of the session."""
     waiting = history.by_phase[LLM_QUEUE] + history.by_phase[MIGRATION]
     return RunCounts(
         submitted=history.submitted,
@@ -94,28 +92,9 @@ def counts_of(history: RunHistory) -> RunCounts:
 
 
 def engines_of(history: RunHistory) -> tuple[EngineView, ...]:
-    """Every engine that is remembered, in the order of joining."""
-    return tuple(_engine(row) for row in history.engines.rows.values())
-
-
-def _engine(row: EngineRow) -> EngineView:
-    return EngineView(
-        index=row.index,
-        seat=row.seat,
-        engine_id=row.engine_id,
-        state=row.state,
-        tp_degree=row.tp_degree,
-        slots=row.slots,
-        generating=row.generating,
-        queued=row.queued,
-        resident_tokens=row.resident_tokens,
-        kv_capacity_tokens=row.kv_capacity_tokens,
-        steps=row.steps,
-        generated_tokens=row.generated_tokens,
-        joined_s=row.joined_s,
-        lost_s=row.lost_s,
-        lost_because=row.lost_because,
-    )
+    names = [field.name for field in fields(EngineView)]
+    rows = history.engines.rows.values()
+    return tuple(EngineView(**{name: getattr(row, name) for name in names}) for row in rows)
 
 
 def pools_of(history: RunHistory) -> tuple[PoolView, ...]:
@@ -137,7 +116,6 @@ def pools_of(history: RunHistory) -> tuple[PoolView, ...]:
 
 
 def actions_of(history: RunHistory) -> tuple[ActionView, ...]:
-    """Actions by kind and label."""
     actions = history.actions
     running: Counter[tuple[str, str]] = Counter()
     waiting: Counter[tuple[str, str]] = Counter()
@@ -147,34 +125,13 @@ def actions_of(history: RunHistory) -> tuple[ActionView, ...]:
             key = (action.kind, OTHER_LABEL)
         (waiting if action.host is None else running)[key] += 1
     return tuple(
-        ActionView(
-            label=label,
-            kind=kind,
-            waiting=waiting[kind, label],
-            running=running[kind, label],
-            finished=counts.finished,
-            failed=counts.failed,
-            run_s=counts.run_s,
-        )
+        ActionView(label, kind, waiting[kind, label], running[kind, label], **asdict(counts))
         for (kind, label), counts in actions.labels.items()
     )
 
 
 def moves_of(history: RunHistory) -> tuple[MoveView, ...]:
-    """Moves by kind."""
-    return tuple(
-        MoveView(
-            kind=kind,
-            started=counts.started,
-            running=counts.running,
-            failed=counts.failed,
-            tokens=counts.tokens,
-            seconds=counts.seconds,
-            exposed=counts.exposed,
-            exposed_s=counts.exposed_s,
-        )
-        for kind, counts in history.engines.moves.items()
-    )
+    return tuple(MoveView(kind, **asdict(counts)) for kind, counts in history.engines.moves.items())
 
 
 def series_of(history: RunHistory) -> RunSeries:
@@ -219,15 +176,9 @@ def longest_of(history: RunHistory, most: int, segments: int) -> tuple[Trajector
 
 
 def latest_ended_of(history: RunHistory, most: int, segments: int) -> tuple[TrajectoryView, ...]:
-    """Trajectories that ended last, latest first."""
     return tuple(
         trajectory_of(lane, history.at_s, segments) for lane in islice(reversed(history.ended_lanes), most)
     )
-
-
-def trajectories_of(lanes: Iterable[Lane], now_s: float) -> tuple[TrajectoryView, ...]:
-    """These lanes with all segments that are kept."""
-    return tuple(trajectory_of(lane, now_s, len(lane.starts_s)) for lane in lanes)
 
 
 def trajectory_of(lane: Lane, now_s: float, segments: int) -> TrajectoryView:

@@ -85,12 +85,8 @@ class Lane:
         Its open step (the identity of the attempt), the engine that has it, and whether it has started there.
     home, has_kv
         The engine with its context, and whether the engine has, or had, a KV cache of it.
-    actions
-        Its actions that have not reported.
     remaining_tokens, predicted_at_tokens
         The latest prediction, and the generated tokens from which it counts; nan before the first.
-    omitted
-        Segments that were forgotten.
     """
 
     __slots__ = (
@@ -182,7 +178,6 @@ class Lane:
             self.omitted += dropped
 
     def move_home(self, engine: EngineRow | None) -> None:
-        """Its context lives there from now on."""
         if self.home is engine:
             return
         if self.home is not None:
@@ -192,7 +187,6 @@ class Lane:
         self.home = engine
 
     def set_context(self, tokens: int) -> None:
-        """Set the length of its context, also in the sum of its home."""
         if self.home is not None:
             self.home.resident_tokens += tokens - self.context_tokens
         self.context_tokens = tokens
@@ -203,7 +197,6 @@ class Lane:
         return left if not left < 0.0 else 0.0
 
     def work_tokens(self) -> float:
-        """Generated tokens, and those that are predicted to come."""
         left = self.expected_remaining_tokens()
         return self.generated_tokens + left if left == left else float(self.generated_tokens)
 

@@ -31,6 +31,3 @@ PHASES: Final = (
     "service load",
 )
 """Names by number; `docs/dashboard.md` tells what they mean."""
-
-# A step and an action may run at once; a step then counts.
-STEP_PHASES: Final = frozenset({LLM_QUEUE, GENERATING, MIGRATION})

@@ -61,8 +61,6 @@ class RunHistory:
         Ended ones, in the order of their end.
     by_phase, phase_seconds
         Number of lanes in each phase, and seconds of all lanes in each phase up to their latest change.
-    ended
-        Ended trajectories by status.
     """
 
     def __init__(self, limits: HistoryLimits | None = None) -> None:
@@ -131,7 +129,6 @@ class RunHistory:
         }
 
     def take(self, event: ev.Event, commands: Sequence[cmd.Command]) -> None:
-        """Take an event and the commands that the controller answered with."""
         self.events += 1
         self.at_s = at = event.at
         take_event = self._events.get(type(event))
@@ -166,7 +163,6 @@ class RunHistory:
     # -- lanes -------------------------------------------------------------------------------------
 
     def enter(self, lane: Lane, phase: int, at: float) -> None:
-        """The lane is in that phase from now on."""
         before = lane.phase
         # Journals of earlier versions have events that are a few microseconds before the one before them.
         at = max(at, lane.since_s)

@@ -93,8 +93,6 @@ class FailureView:
         What failed: ``trajectory``, ``step``, ``action``, ``engine``, ``host``, ``move``.
     cause
         In words, numbers left out; ``other`` for all causes beyond the first hundred.
-    latest_s
-        When it was seen last.
     """
 
     boundary: str
@@ -147,8 +145,6 @@ class TrajectoryView:
     segment_starts_s, segment_phases, segment_engines
         The timeline as columns: segment i is of this phase, on this engine (-1: none), and ends where the next one
         starts; the last ends at `ended_s`, or now.
-    segments_omitted
-        Earlier segments that were forgotten.
     """
 
     trajectory_id: str
@@ -231,8 +227,6 @@ class RunShare:
         Its trajectories that are admitted and have not ended, and those that wait for admission.
     held
         Its steps that wait for their turn at an engine.
-    generated_tokens
-        Tokens that it has generated so far.
     """
 
     session: str

@@ -34,30 +34,24 @@ class TrainingHistory:
         self._paused_s = self._longest_pause_s = 0.0
 
     def joined(self, event: ev.EngineJoined) -> None:
-        """An engine samples with the weights that it was started with."""
         self.versions[event.engine.engine_id] = PolicyVersion(
             event.engine.lineage, event.engine.policy_version
         )
 
     def lost(self, event: ev.EngineLost) -> None:
-        """An engine samples nothing any more."""
         self.versions.pop(event.engine_id, None)
 
     def step_ended(self, event: ev.OptimizerStepEnded) -> None:
-        """The trainer stands at this version."""
         self._version = event.version
 
     def published(self, event: ev.WeightsPublished) -> None:
-        """Engines may fetch this version."""
         self._published = event.version
 
     def fetched(self, event: ev.WeightsFetched) -> None:
-        """An engine could not fetch, or refused what it fetched."""
         if event.cause:
             self._failures.count("weights", event.cause, event.at)
 
     def installed(self, event: ev.WeightsInstalled) -> None:
-        """An engine has gone over to a version, or has not."""
         if event.cause:
             self._failures.count("weights", event.cause, event.at)
         elif event.engine_id in self.versions:
@@ -74,7 +68,6 @@ class TrainingHistory:
         self._points.append(TrainingPoint(step, dict(figures)))
 
     def view(self) -> TrainingView | None:
-        """The picture; None where nothing is trained."""
         if self._version is None and not self._points:
             return None
         version = self._version or PolicyVersion()

@@ -36,26 +36,18 @@ class Intervals:
         """Mean weight of the open intervals in each cell between two neighbouring edges, which ascend."""
         if not len(self):
             return np.zeros(len(edges) - 1)
-        starts, stops, weights = (
-            np.frombuffer(each, np.float64) for each in (self._starts, self._stops, self._weights)
-        )
+        starts, stops, weights = self._arrays()
         until = _area_after(starts, weights, edges) - _area_after(stops, weights, edges)
         cells: Floats = np.diff(until) / np.maximum(np.diff(edges), 1e-300)
         # Differences of large sums: what is 0 may come out as a rounding error.
         cells[np.abs(cells) < 1e-9 * max(1.0, float(np.abs(weights).sum()))] = 0.0
         return cells
 
-    def _arrays(self) -> tuple[Floats, Floats, Floats]:
-        starts, stops, weights = (
-            np.frombuffer(each, np.float64) for each in (self._starts, self._stops, self._weights)
-        )
-        return starts, stops, weights
+    def _arrays(self) -> tuple[Floats, ...]:
+        return tuple(np.frombuffer(each, np.float64) for each in (self._starts, self._stops, self._weights))
 
     def total(self) -> float:
-        """Sum of length times weight."""
-        starts, stops, weights = (
-            np.frombuffer(each, np.float64) for each in (self._starts, self._stops, self._weights)
-        )
+        starts, stops, weights = self._arrays()
         return float(((stops - starts) * weights).sum()) if len(self) else 0.0
 
 
@@ -71,11 +63,9 @@ def _area_after(points: Floats, weights: Floats, edges: Floats) -> Floats:
 
 
 def edges_of(until_s: float, cells: int) -> Floats:
-    """Edges of equal cells from 0."""
     return np.linspace(0.0, max(until_s, 1e-9), cells + 1)
 
 
 def counts_by_cell(times_s: Sequence[float], edges: Floats) -> Floats:
-    """How many of these times lie in each cell."""
     counts, _ = np.histogram(np.asarray(times_s, np.float64), bins=edges)
     return counts.astype(np.float64)

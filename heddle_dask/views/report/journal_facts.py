@@ -30,15 +30,12 @@ class EngineFacts:
     tp_degree: int
     kv_capacity_tokens: int
     joined_s: float
-    draining_s: float = math.nan
     lost_s: float = math.nan
     reason: str = ""
 
 
 @dataclass(slots=True)
 class HostFacts:
-    """One tool worker."""
-
     host_id: str
     cpus: int
     joined_s: float
@@ -99,7 +96,6 @@ _PREDICTED = _places(ev.PredictionMade, "at", "trajectory_id", "steps_finished",
 _MOVED = _places(ev.MoveEnded, "at", "trajectory_id", "target_engine_id", "ok", "tokens", "cause")
 _JOINED = _places(ev.EngineJoined, "at", "engine")
 _ENGINE_LOST = _places(ev.EngineLost, "at", "engine_id", "reason", "stranded")
-_DRAINING = _places(ev.EngineDraining, "at", "engine_id")
 _HOST = _places(ev.HostJoined, "at", "host")
 _HOST_LOST = _places(ev.HostLost, "at", "host_id")
 _ADMIT = _places(cm.AdmitTrajectory, "trajectory_id")
@@ -120,8 +116,6 @@ class SessionFacts:
         (time, trajectory, engine, reason) of steps that were told to stop.
     events, missing
         Lines that were taken, and lines that the journal lacks; what they told is not in the facts.
-    last_s
-        Time of the last event.
     """
 
     def __init__(self) -> None:
@@ -152,7 +146,6 @@ class SessionFacts:
             "MoveEnded": self._moved,
             "EngineJoined": self._engine_joined,
             "EngineLost": self._engine_lost,
-            "EngineDraining": self._engine_draining,
             "HostJoined": self._host_joined,
             "HostLost": self._host_lost,
         }
@@ -165,7 +158,6 @@ class SessionFacts:
         }
 
     def take(self, lines: Iterable[Sequence[Any]]) -> None:
-        """Fold the next lines."""
         for line in lines:
             missing = missing_lines(line)
             if missing:
@@ -301,11 +293,6 @@ class SessionFacts:
         self.engines[described.engine_id] = EngineFacts(
             described.engine_id, described.slots, described.tp_degree, described.kv_capacity_tokens, at
         )
-
-    def _engine_draining(self, row: Row) -> None:
-        at, name = (row[place] for place in _DRAINING)
-        if name in self.engines:
-            self.engines[name].draining_s = at
 
     def _engine_lost(self, row: Row) -> None:
         at, name, reason, stranded = (row[place] for place in _ENGINE_LOST)

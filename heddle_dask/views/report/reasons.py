@@ -109,7 +109,6 @@ def _phrase(record: AnyRecord, account: Account, phase: Phase, typical: Typical,
 
 
 def _calls(record: AnyRecord, phase: Phase, took: str) -> str:
-    """The calls that took longest, summed by label."""
     name = "reward" if phase is Phase.REWARD else "tool"
     by_label: dict[str, list[float]] = {}
     for action in record.actions:
@@ -124,7 +123,6 @@ def _calls(record: AnyRecord, phase: Phase, took: str) -> str:
 
 
 def _facts(record: AnyRecord, named: set[Phase], losses: int) -> list[str]:
-    """Counts that explain the waiting and the work."""
     facts = []
     preemptions = sum(step.preemptions for step in record.steps)
     if preemptions and named & {Phase.LLM_QUEUE, Phase.PREFILL, Phase.DECODE, Phase.GENERATION}:

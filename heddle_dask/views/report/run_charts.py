@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 
 from heddle_dask.views.accounts import NS_PER_S, PHASE_TEXT, PHASE_TITLE, Phase
-from heddle_dask.views.drawing.colours import SERIES, phase_colour
+from heddle_dask.views.drawing.colours import SERIES, colour
 from heddle_dask.views.drawing.page import figure, section, table
 from heddle_dask.views.drawing.svg import heat_map
 from heddle_dask.views.drawing.svg_runs import (
@@ -41,11 +41,9 @@ class RunAxis:
 
     @property
     def until_s(self) -> float:
-        """Length of the axis; 0 without a trajectory on it."""
         return self.axis.until_s
 
     def means(self, intervals: Mapping[int, Intervals], cells: int) -> Floats:
-        """Mean of open intervals per cell; intervals by session."""
         edges = edges_of(self.until_s, cells)
         total: Floats = np.zeros(cells)
         for session, mine in intervals.items():
@@ -86,7 +84,6 @@ def engine_name(engine_id: str) -> str:
 
 
 def seconds_section(figures: RunFigures) -> str:
-    """Where each second went, in total."""
     total_ns = sum(figures.totals_ns.values())
     count = len(figures.rows)
     if not total_ns:
@@ -101,7 +98,7 @@ def seconds_section(figures: RunFigures) -> str:
         each = [row.phases_ns[place] / NS_PER_S for row in figures.rows]
         rows.append(
             [
-                f'<i style="background:{phase_colour(phase)}"></i>{PHASE_TITLE[phase]}',
+                f'<i style="background:{colour(phase)}"></i>{PHASE_TITLE[phase]}',
                 f"{length / NS_PER_S:,.1f}",
                 f"{length / total_ns:.1%}",
                 f"{length / NS_PER_S / count:,.2f}",
@@ -124,7 +121,6 @@ def seconds_section(figures: RunFigures) -> str:
 
 
 def longest_section(figures: RunFigures) -> str:
-    """The longest trajectories, each with the reason why it ended last."""
     longest = figures.longest[:LONGEST_SHOWN]
     if not longest:
         return ""
@@ -152,7 +148,6 @@ def longest_section(figures: RunFigures) -> str:
 
 
 def timeline_section(figures: RunFigures, axis: RunAxis) -> str:
-    """Single trajectories over time."""
     drawn = [shown for shown in figures.drawn if shown.row.session is not None]
     if not drawn or axis.until_s <= 0:
         return section("Timeline of trajectories", _NO_TIME)
@@ -182,7 +177,6 @@ def timeline_section(figures: RunFigures, axis: RunAxis) -> str:
 
 
 def live_section(figures: RunFigures, axis: RunAxis) -> str:
-    """What all trajectories do over time, and the tail."""
     if axis.until_s <= 0:
         return section("Live trajectories and the tail", _NO_TIME)
     series = []
@@ -191,7 +185,7 @@ def live_section(figures: RunFigures, axis: RunAxis) -> str:
         by_session = {session: mine for (session, each), mine in figures.states.items() if each is phase}
         if by_session:
             means = axis.means(by_session, AREA_CELLS)
-            series.append((PHASE_TITLE[phase], phase_colour(phase), means.tolist()))
+            series.append((PHASE_TITLE[phase], colour(phase), means.tolist()))
     used = [phase for phase in PHASE_TITLE if any(each is phase for _, each in figures.states)]
     return section(
         "Live trajectories and the tail",
@@ -285,7 +279,6 @@ def _engine_table(figures: RunFigures, by_engine: Mapping[str, Mapping[int, Engi
 
 
 def pools_section(figures: RunFigures, axis: RunAxis) -> str:
-    """Actions and the pools that run them."""
     if not figures.actions:
         return section("Actions and pools", '<p class="soft">No action was called.</p>')
     parts = []

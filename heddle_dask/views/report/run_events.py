@@ -23,7 +23,6 @@ _EVENT_CELLS = 200
 
 
 def predictions_section(figures: RunFigures) -> str:
-    """Predicted against actual tokens, at the first prediction and later."""
     pairs = {progress: list(_pairs(figures, progress)) for progress in _PROGRESS}
     first = pairs[0.0]
     if not first:
@@ -112,7 +111,6 @@ def _ranks(values: Sequence[float]) -> list[float]:
 
 
 def failures_section(figures: RunFigures) -> str:
-    """What did not complete, by status and cause."""
     causes = figures.causes.rows()
     if not causes:
         return section("Failures by cause", "<p>Every trajectory completed.</p>")
@@ -134,7 +132,6 @@ def failures_section(figures: RunFigures) -> str:
 
 
 def moves_section(figures: RunFigures, axis: RunAxis) -> str:
-    """Migrations and preemptions, in numbers and over time."""
     preempted = sum(row.preemptions for row in figures.rows)
     migrated = sum(row.migrations for row in figures.rows)
     said = (

@@ -137,7 +137,6 @@ class RunFigures:
         self._stride = 1
 
     def add(self, record: AnyRecord) -> Account:
-        """Take one finished trajectory; returns its account."""
         session = self._session_of.get(record.trajectory_id)
         facts = None if session is None else self.sessions[session].trajectories[record.trajectory_id]
         if session is None and self._one_clock and len(self.sessions) <= 1:
@@ -167,7 +166,6 @@ class RunFigures:
 
     @property
     def typical(self) -> Typical:
-        """Medians over all trajectories."""
         parts = list(Phase)
         rows = [dict(zip(parts, row.phases_ns, strict=True)) for row in self.rows]
         return Typical.of(rows, [row.tokens for row in self.rows])
@@ -289,11 +287,9 @@ class Axis:
         return cls(first, places, reached)
 
     def at(self, session: int, seconds: float) -> float:
-        """The place of a time of a session."""
         return seconds - self.begins_s[session] + self.places_s[session]
 
     def ends(self, session: int) -> float:
-        """Where a session ends."""
         later = [place for other, place in self.places_s.items() if other > session]
         return min(later, default=self.until_s)
 

@@ -31,12 +31,8 @@ class About:
 
     Attributes
     ----------
-    title
-        Name of the run.
     tiles
         Key figures: (name, value).
-    metadata
-        Of the run; JSON-able.
     notes
         What a reader must know: recovered trajectories, a missing journal; plain text.
     """

@@ -37,8 +37,6 @@ Value = str | int | float
 
 
 class Kind(IntEnum):
-    """`TrackEvent.Type`."""
-
     BEGIN = 1
     END = 2
     INSTANT = 3
@@ -46,9 +44,6 @@ class Kind(IntEnum):
 
 
 class TrackOrder(IntEnum):
-    """`TrackDescriptor.ChildTracksOrdering`."""
-
-    LEXICOGRAPHIC = 1
     EXPLICIT = 3
 
 
@@ -119,26 +114,22 @@ class PerfettoTrace:
         self._packet((_message(12, interned) if interned else b"") + _message(11, body), at_ns)
 
     def end(self, track: int, at_ns: int) -> None:
-        """The innermost slice of the track ends."""
         body = self._ends.get(track)
         if body is None:
             body = self._ends[track] = _message(11, _number(9, Kind.END) + _number(11, track))
         self._packet(body, at_ns)
 
     def instant(self, track: int, at_ns: int, name: str) -> None:
-        """Something happens that takes no time."""
         interned = bytearray()
         number = self._interned(self._names, 2, name, interned)
         body = _number(9, Kind.INSTANT) + _number(11, track) + _number(10, number)
         self._packet((_message(12, interned) if interned else b"") + _message(11, body), at_ns)
 
     def count(self, track: int, at_ns: int, value: int) -> None:
-        """A counter has this value from here on."""
         body = _number(9, Kind.COUNTER) + _number(11, track) + _number(30, value)
         self._packet(_message(11, body), at_ns)
 
     def encoded(self) -> bytes:
-        """The file."""
         return bytes(self._out)
 
     def _packet(self, body: bytes, at_ns: int | None) -> None:
@@ -186,7 +177,6 @@ def _text(field: int, value: str) -> bytes:
 
 
 def _value(value: Value) -> bytes:
-    """The value of a `DebugAnnotation`."""
     if isinstance(value, str):
         return _text(6, value)
     if isinstance(value, float):
@@ -226,7 +216,6 @@ class RunTrace:
         self._taken: list[tuple[AnyRecord, Account]] = []
 
     def add(self, record: AnyRecord, account: Account) -> None:
-        """Take one trajectory."""
         self._taken.append((record, account))
 
     def encoded(self) -> bytes:
@@ -289,7 +278,6 @@ def _ns(axis: Axis, session: int, seconds: float) -> int:
 
 
 def _step_slice(record: AnyRecord, step: StepRecord, session: int, axis: Axis) -> _Slice:
-    """The time in which the step worked at its engine."""
     arguments: dict[str, Value] = {
         "trajectory": record.trajectory_id,
         "step": step.step_index,
@@ -390,7 +378,6 @@ def _trajectories(out: PerfettoTrace, placed: _Placed, axis: Axis) -> None:
 
 
 def _count(out: PerfettoTrace, track: int, spans: Iterable[tuple[int, int, int]]) -> None:
-    """A counter of the weights of the spans that are open."""
     changes: dict[int, int] = {}
     for start, stop, weight in spans:
         if stop > start:

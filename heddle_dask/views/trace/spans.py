@@ -33,8 +33,6 @@ class Span:
     ----------
     error
         What failed, in one word; None if nothing did.
-    is_client
-        Whether it is a request to a server.
     """
 
     name: str
@@ -51,8 +49,6 @@ def spans_of(record: TrajectoryRecord, *, model: str, decode: Decode | None = No
 
     Parameters
     ----------
-    model
-        Name of the model.
     decode
         Tokens to text: then prompts, answers and error messages are in the spans. None: they are not.
     """
@@ -155,7 +151,6 @@ def _action_span(action: ActionRecord, end_s: float) -> Span:
 
 
 def _texts(record: TokenRecord, since: int, step: StepRecord, decode: Decode) -> dict[str, Attribute]:
-    """What was new in the context of this step, and its answer."""
     given = [
         {"role": _ROLES[part.attribution], "parts": [{"type": "text", "content": text}]}
         for part in record.segments()

@@ -308,6 +308,6 @@ def test_the_launcher_knows_every_option(group: WorkerGroup, monkeypatch: pytest
     assert {name: options[name] for name in expected} == expected
     assert options["tls_key"] == KEYS.key
     if group is GPU:
-        assert (options["workers"], options["tp_degree"], options["ends_in"]) == (2, 2, 4 * 3600)
+        assert (options["workers"], options["tp_degree"], options["ends_in_s"]) == (2, 2, 4 * 3600)
     else:
         assert options["cpus"] == 8
