@@ -242,7 +242,7 @@ def test_every_state_is_entered_by_an_event_or_is_the_first() -> None:
 
 
 def test_every_status_and_cause_of_a_trajectory_has_a_producer() -> None:
-    drivers = (Path(heddle_dask.__file__).parent / "live" / "driver").glob("*.py")
+    drivers = (Path(heddle_dask.__file__).parent / "live" / "driver").rglob("*.py")
     source = "".join(path.read_text() for path in sorted(drivers))
     for value in (*get_args(Status), *filter(None, get_args(Cause))):
         assert f'"{value}"' in source, value

@@ -93,7 +93,7 @@ def with_actions(
         actions = Actions(folder, groups, cpus)
         try:
             await body(actions)
-            assert actions.pool.free_cores == (cpus if cpus <= len(CORES) else 0)
+            assert actions.pool._allocator.free == (cpus if cpus <= len(CORES) else 0)
             assert list(folder.glob("scratch/*/*")) == []
         finally:
             await actions.runner.close()
@@ -236,7 +236,7 @@ def test_cores_of_a_driver_that_has_died_are_waited_for(tmp_path: Path) -> None:
         go = tmp_path / "go"
         old = asyncio.ensure_future(actions(waits_for, str(go), cpus=len(CORES)))
         new = asyncio.ensure_future(actions(its_cores))
-        while actions.pool.free_cores:
+        while actions.pool._allocator.free:
             await asyncio.sleep(0.001)
         go.touch()
         assert await old == "undisturbed"

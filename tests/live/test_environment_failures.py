@@ -92,7 +92,7 @@ def test_one_in_ten_environments_fails_and_resets_take_minutes(tail: str) -> Non
                     break
                 except EnvironmentFailed as error:
                     ending = ending_of(error, lost_tools=True)
-                    assert ending.environment_failed and ending.reward.value is None
+                    assert ending.cause == "environment" and ending.reward.value is None
                     attempt += 1
                     if not failures.failed(str(number), attempt, str(error)):
                         rewards.append(ending.reward.value)

@@ -148,7 +148,7 @@ def test_labels_are_bounded(feed: SnapshotFeed) -> None:
         watched.take(ev.EngineLost(number, EngineId(f"e{number}"), f"Signal of host{number:x}!", True), [])
         name = TrajectoryId(f"t{number}")
         watched.take(ev.TrajectorySubmitted(number, TrajectorySpec(name, GroupId("g"))), [])
-        watched.name_cause(name, "agent")
+        watched.history.name_cause(name, "agent")
         watched.take(ev.TrajectoryEnded(number, name, "failed"), [])
         step = cmd.GiveUpStep(StepId(name, 0, 0), f"{'very ' * number} long cause")
         watched.take(ev.StepCancelled(number, step.step_id), [step])

@@ -228,7 +228,7 @@ class Restless:
 
 
 @pytest.mark.parametrize("kind", ["transfer", "recompute"])
-@pytest.mark.parametrize("lost_s", [None, 3.0])
+@pytest.mark.parametrize("lost_s", [None, 4.0])
 def test_moves_end_and_contexts_are_found_where_they_went(kind: str, lost_s: float | None) -> None:
     faults = SimulatedFaults(engines_lost={} if lost_s is None else {1: lost_s})
     # A slow way to the engines keeps moves under way for longer, so that the fault meets some.

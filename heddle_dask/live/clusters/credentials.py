@@ -25,17 +25,10 @@ CONNECTION_FILE = "connection.json"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """A key and its self-signed certificate, which is its own authority: whoever has it belongs to the cluster.
+    """A key and its self-signed certificate, which is its own authority: whoever has it belongs to the cluster."""
 
-    Attributes
-    ----------
-    security
-        For clients in this process.
-    certificate, key
-        Files for the processes of the cluster.
-    """
-
-    security: Security
+    security: Security  # for clients in this process
+    # `certificate`, `key`: files for the processes of the cluster.
     certificate: Path
     key: Path
 

@@ -214,15 +214,9 @@ def _tls_options(credentials: Credentials | None) -> list[str]:
 
 
 class SupervisedCluster(SpecCluster):
-    """A cluster whose scheduler is a `SupervisedDask`, and whose workers come back by themselves.
+    """A cluster whose scheduler is a `SupervisedDask`, and whose workers come back by themselves."""
 
-    Attributes
-    ----------
-    credentials
-        Its TLS files; None while there are none.
-    """
-
-    credentials: Credentials | None
+    credentials: Credentials | None  # its TLS files; None while there are none
 
     def _update_worker_status(self, op: str, msg: Any) -> None:
         """Keep a worker that is gone: its nanny starts it again.

@@ -68,22 +68,14 @@ class Batch:
 
 
 class BatchTally:
-    """Counts the trajectories of a batch while they finish; of those that a store has, it keeps none.
-
-    Attributes
-    ----------
-    kept
-        Trajectories that no store has.
-    causes
-        Trajectories that did not complete.
-    """
+    """Counts the trajectories of a batch while they finish; of those that a store has, it keeps none."""
 
     def __init__(self) -> None:
-        self.kept: list[TrajectoryRecord] = []
+        self.kept: list[TrajectoryRecord] = []  # trajectories that no store has
         self.counts: dict[str, int] = {}
         self.last_end_s = 0.0
         self.generated_tokens = 0
-        self.causes = CauseCounts()
+        self.causes = CauseCounts()  # trajectories that did not complete
         self._rewards = 0
         self._reward_sum = 0.0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -13,13 +14,14 @@ from typing import Any
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.run_description import WeightUpdatePolicy
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.task_sources import TaskSource
 from heddle_dask.live.driver.batch import Batch, BatchTally, rollout_html, stream_sync
 from heddle_dask.live.driver.connection.capacity import check_context, hardware_of, longest_context
 from heddle_dask.live.driver.connection.encryption import warn_if_unencrypted
-from heddle_dask.live.driver.connection.sandbox_check import check_sandbox, checked_policy
+from heddle_dask.live.driver.connection.sandbox_check import check_sandbox
 from heddle_dask.live.driver.files.continuation import source_list, task_list
 from heddle_dask.live.driver.files.resume import batch_prefix
 from heddle_dask.live.driver.files.run_files import RunFiles, software_versions
@@ -43,7 +45,7 @@ from heddle_dask.live.driver.programs.branch import Services
 from heddle_dask.live.driver.runs.runner import AttemptFeed, Driver, ListFeed, notice_line, progress_of
 from heddle_dask.live.driver.session.open_session import OpenSession
 from heddle_dask.live.driver.session.rollout_engines import RolloutEngines
-from heddle_dask.live.wire.driver_messages import GetCapacity, Notice
+from heddle_dask.live.wire.driver_messages import GetCapacity, Notice, StartSession
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.affinity.hardware_map import check_affinity
@@ -135,7 +137,6 @@ class Rollout:
         self._output = Output.of(out)
         told = None if self._output is None else self._output.telemetry
         self._telemetry = given_or_default("telemetry", Telemetry, told)
-        checked_policy(self.budget.sandbox)
         self._sandbox: Mapping[str, str] = {}
         self.environment = environment_of(env)
         self._model = LoadedModel.load(ChatModel.of(model), on_progress)
@@ -433,18 +434,23 @@ class Rollout:
         return session, files
 
     async def _stand_up(self, files: RunFiles, plan: GroupPlan | None) -> OpenSession:
-        self._session = await OpenSession.claim(
-            self.client,
+        request = StartSession(
+            session=uuid.uuid4().hex[:8],
+            client_id=self.client.id,
             strategy=self._strategy.preset,
-            overrides=self._strategy.overrides,
+            overrides=tuple(self._strategy.overrides),
             seed=self.seed,
             cost=self._engines.cost,
             retries=self.retries,
             weight=self._strategy.weight,
-            quotas=self.pools.quotas,
+            quotas=tuple(self.pools.quotas),
             services=self.pools.declared_services,
             staleness=None if plan is None else plan.staleness,
-            weights=None if plan is None else plan.weights,
+            weights=WeightUpdatePolicy() if plan is None else plan.weights,
+        )
+        self._session = await OpenSession.claim(
+            self.client,
+            request,
             on_notice=self._on_notice,
             on_lines=files.keep_lines,
             patience=self._patience,

@@ -26,22 +26,12 @@ Form = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A field as an option of the command line.
+    """A field as an option of the command line."""
 
-    Attributes
-    ----------
-    flag
-        Such as ``--max-steps``.
-    text
-        Its help.
-    default
-        Of the command line: the field's, unless it has its own.
-    """
-
-    flag: str
+    flag: str  # such as ``--max-steps``
     form: Form | tuple[str, ...]
-    text: str
-    default: Any
+    text: str  # its help
+    default: Any  # of the command line: the field's, unless it has its own
 
     @property
     def name(self) -> str:

@@ -49,27 +49,18 @@ def steering(hook: F) -> F:
 
 
 class ClusterControl:
-    """The controller, its clock and its sessions.
-
-    Attributes
-    ----------
-    name
-        Id of the session with which it began.
-    failure
-        Traceback of what the controller raised. Once set, it commands nothing any more.
-    services
-        Model services that sessions have declared, as their hosts are told of them, by name.
-    watched
-        What a person sees of it; None when nothing is kept for that.
-    """
+    """The controller, its clock and its sessions."""
 
     def __init__(self, name: str, strategies: StrategySet, retries: RetryPolicy) -> None:
-        self.name = name
+        self.name = name  # id of the session with which it began
         self.controller = Controller(strategies, retries, strategies_of_description)
+        # Traceback of what the controller raised. Once set, it commands nothing any more.
         self.failure: str | None = None
+        # What a person sees of it; None when nothing is kept for that.
         self.watched: WatchedSession | None = None
         self._sessions: dict[RunId, Session] = {}
         self._gone: dict[RunId, Session] = {}
+        # Model services that sessions have declared, as their hosts are told of them, by name.
         self.services: dict[str, Mapping[str, Any]] = {}
         self._joined = 0
         self._spool = JournalSpool()
@@ -93,12 +84,7 @@ class ClusterControl:
         return [session.session_id for session in self._sessions.values()]
 
     def check_services(self, declared: Iterable[DeclaredService]) -> None:
-        """Refuse a model service whose name another run has given to another model.
-
-        Raises
-        ------
-        BadInput
-        """
+        """Refuse a model service whose name another run has given to another model."""
         for each in declared:
             name = each.facts.name
             if self.services.get(name, each.spec) != each.spec:
@@ -209,8 +195,8 @@ class ClusterControl:
             session.return_unawaited(keys)
 
     @steering
-    def engine_died(self, event: ev.EngineLost) -> None:
-        """An engine is gone, and its worker is not: each of its steps reports by itself."""
+    def tell_drivers_too(self, event: ev.EngineLost | ev.WeightsInstalled) -> None:
+        """An engine is gone, and its worker is not; or it samples with other weights, or could not load them."""
         self._notify(event)
         self.feed(self._stamped(event))
 
@@ -221,12 +207,6 @@ class ClusterControl:
         engine = self.controller.state.engines.get(event.engine_id)
         if event.cause and engine is not None and engine.weights.state is WeightsState.FAILED:
             self._notify(event)
-
-    @steering
-    def weights_installed(self, event: ev.WeightsInstalled) -> None:
-        """An engine samples with other weights, or could not load them."""
-        self._notify(event)
-        self.feed(self._stamped(event))
 
     @steering
     def engine_draining(self, engine_id: EngineId, ends_in_s: float) -> None:

@@ -27,19 +27,12 @@ _LEARNT = ("xgboost", "group history", "prompt only")
 
 
 class DegreePlanning:
-    """Carries out the commands `PlanDegrees` and `DeployEngines` of one session.
-
-    Parameters
-    ----------
-    tell
-        Hands an event, stamped with the time, to the controller; does nothing once the session has failed or closed.
-    """
-
     def __init__(
         self,
         session: Session,
         deployment: EngineDeployment,
         predictor: Predictor | None,
+        # Hands an event, stamped with the time, to the controller; does nothing once the session has failed or closed.
         tell: Callable[[ev.DegreesRequested | ev.DegreesPlanned], None],
     ) -> None:
         self._session = session

@@ -21,21 +21,12 @@ Order = tuple[EngineAssignment, Mapping[str, Any]]
 
 
 class EngineDeployment:
-    """The scheduler's register of engine workers and of what each has to host.
-
-    Parameters
-    ----------
-    host_engine
-        Sends an engine spec, or None for no engine, to the worker at an address; returns when its old engine has
-        ended. Raises OSError when the worker has gone.
-    retire
-        Takes the engine of the worker at an address out of use.
-    """
-
     def __init__(
         self,
+        # Sends an engine spec, or None for no engine, to the worker at an address; returns when its old engine has
+        # ended. Raises OSError when the worker has gone.
         host_engine: Callable[[str, Mapping[str, Any] | None], Awaitable[Any]],
-        retire: Callable[[str], None],
+        retire: Callable[[str], None],  # takes the engine of the worker at an address out of use
     ) -> None:
         self._host_engine = host_engine
         self._retire = retire

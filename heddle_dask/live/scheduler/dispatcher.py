@@ -35,27 +35,16 @@ _OfHost = cmd.CloseSandbox | cmd.EvictService | cmd.DropServiceCopy
 
 
 class Dispatcher:
-    """Carries out the commands of one session.
-
-    Parameters
-    ----------
-    action_ended
-        Takes the end of an action that its program does not wait for any more, as a tool worker would report it.
-    released
-        Takes an engine or a host that has drained.
-    time_reached
-        Called at the time of a `WakeUp`, with that time.
-    """
-
     def __init__(
         self,
         scheduler: Scheduler,
         session: Session,
         registry: EngineRegistry,
         degrees: DegreePlanning,
+        # Takes the end of an action that its program does not wait for any more, as a tool worker would report it.
         action_ended: Callable[[ActionFinished], None],
-        released: Callable[[EngineId | HostId], None],
-        time_reached: Callable[[float], None],
+        released: Callable[[EngineId | HostId], None],  # takes an engine or a host that has drained
+        time_reached: Callable[[float], None],  # called at the time of a `WakeUp`, with that time
     ) -> None:
         self._scheduler = scheduler
         self._session = session

@@ -11,24 +11,14 @@ from heddle_dask.live.wire.driver_messages import ReadyEngine
 
 @dataclass(slots=True)
 class EngineRegistry:
-    """The scheduler's register of engines and hosts.
-
-    Attributes
-    ----------
-    engines, hosts
-        Those that answer, with the address of their Dask worker.
-    sources
-        Address of every engine whose worker is alive, dead engines included: the worker still holds contexts.
-    start_failures
-        The latest failed start of an engine, by worker address.
-    isolation
-        By what means each host keeps actions apart, and why that is less than they ask for (empty: it is not).
-    """
-
+    # `engines`, `hosts`: those that answer, with the address of their Dask worker.
     engines: dict[EngineId, tuple[str, EngineDescription]] = field(default_factory=dict)
     hosts: dict[HostId, tuple[str, HostDescription]] = field(default_factory=dict)
+    # Address of every engine whose worker is alive, dead engines included: the worker still holds contexts.
     sources: dict[EngineId, str] = field(default_factory=dict)
+    # The latest failed start of an engine, by worker address.
     start_failures: dict[str, str] = field(default_factory=dict)
+    # By what means each host keeps actions apart, and why that is less than they ask for (empty: it is not).
     isolation: dict[HostId, tuple[str, str]] = field(default_factory=dict)
     _ready: dict[EngineId, ReadyEngine] = field(default_factory=dict)
 

@@ -16,19 +16,11 @@ from heddle_dask.strategies.tp_degrees.assignment import EngineWorker, free_gpus
 
 
 class GpuSeats:
-    """The scheduler's register of who has which GPUs.
-
-    Parameters
-    ----------
-    host_engine
-        Sends an engine spec to the worker at an address. Raises OSError when the worker has gone.
-    refuse
-        Takes the address of a worker for which no GPUs are left, and one line. It gets GPUs when others become free.
-    """
-
     def __init__(
         self,
+        # Sends an engine spec to the worker at an address. Raises OSError when the worker has gone.
         host_engine: Callable[[str, Mapping[str, Any]], Awaitable[Any]],
+        # Takes the address of a worker for which no GPUs are left, and one line. It gets GPUs when others become free.
         refuse: Callable[[str, str], None],
     ) -> None:
         self._host_engine = host_engine
@@ -63,7 +55,6 @@ class GpuSeats:
         self._taken.pop(worker, None)
 
     def _seat(self) -> None:
-        """Give every worker that waits its GPUs, in the order in which they asked."""
         for worker, report in self._asked.items():
             if worker in self._taken or report.wants is None:
                 continue

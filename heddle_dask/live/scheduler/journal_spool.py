@@ -18,16 +18,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class JournalSpool:
-    """An anonymous file of rows; it ends with its process.
-
-    Attributes
-    ----------
-    rows
-        Number of rows so far.
-    """
+    """An anonymous file of rows; it ends with its process."""
 
     def __init__(self) -> None:
-        self.rows = 0
+        self.rows = 0  # number of rows so far
         self._file: IO[bytes] | None = None
         self._blocks: list[tuple[int, int]] = []  # offset and bytes
         self._kept = 0
@@ -80,15 +74,7 @@ class JournalSpool:
 
 
 class SpoolReader:
-    """Reads what a spool held at one moment, some rows at a time.
-
-    Attributes
-    ----------
-    has_begun, ended
-        Whether something was read, and whether that was all.
-    missing
-        Rows that were not kept, or could not be read.
-    """
+    """Reads what a spool held at one moment, some rows at a time."""
 
     def __init__(self, spool: JournalSpool, blocks: int, last: list[Any], rows: int) -> None:
         self._spool = spool
@@ -96,7 +82,8 @@ class SpoolReader:
         self._last = last
         self._next = 0
         self._left = rows
-        self.missing = 0
+        self.missing = 0  # rows that were not kept, or could not be read
+        # `has_begun`, `ended`: whether something was read, and whether that was all.
         self.has_begun = False
         self.ended = False
 

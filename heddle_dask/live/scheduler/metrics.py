@@ -62,16 +62,10 @@ def withdraw(feed: SnapshotFeed) -> None:
 
 
 class Collector:
-    """What prometheus-client asks at every scrape.
-
-    Attributes
-    ----------
-    feeds
-        Those of the open schedulers of this process, latest last.
-    """
+    """What prometheus-client asks at every scrape."""
 
     def __init__(self) -> None:
-        self.feeds: list[SnapshotFeed] = []
+        self.feeds: list[SnapshotFeed] = []  # those of the open schedulers of this process, latest last
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: registering must not take a snapshot."""

@@ -13,25 +13,12 @@ End = Callable[[], Awaitable[None]]
 
 
 class OwnedEngines:
-    """Which client owns the engines, if any.
-
-    Parameters
-    ----------
-    end
-        Ends the engines.
-
-    Attributes
-    ----------
-    inherited
-        Whether the owner has taken them over from a driver that has died.
-    """
-
     def __init__(self, end: End) -> None:
         self._end = end
         self._owner = ""
         self._kept_s = 0.0
         self._ending: asyncio.Task[None] | None = None
-        self.inherited = False
+        self.inherited = False  # whether the owner has taken them over from a driver that has died
 
     def own(self, client_id: str, kept_s: float) -> None:
         """A driver starts engines, or owns those that it found; they are kept so many seconds after its death."""

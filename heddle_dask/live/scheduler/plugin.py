@@ -54,11 +54,6 @@ class HeddleScheduler(SchedulerPlugin):
 
     Register with ``client.register_plugin(HeddleScheduler())`` or by ``--preload workers.scheduler``;
     a second registration changes nothing.
-
-    Attributes
-    ----------
-    snapshots
-        What a person sees of the cluster and its latest session.
     """
 
     name = PLUGIN_NAME
@@ -78,6 +73,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._drains = WorkerDrains(
             self._registry, lambda: self._control, lambda worker: self._deployment.forget_worker(worker)
         )
+        # What a person sees of the cluster and its latest session.
         self.snapshots = SnapshotFeed(self._registry)
 
     @property
@@ -106,7 +102,9 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.take(workers.EngineWorkerReport, self.engine_worker)
         handlers.take(workers.GpusReturnedReport, self.engine_plugin_ended)
         handlers.take(workers.EngineReadyReport, self.engine_ready)
-        handlers.take(workers.EngineStartFailedReport, self.engine_start_failed)
+        handlers.take(
+            workers.EngineStartFailedReport, lambda worker, report: self._start_failed(worker, report.reason)
+        )
         handlers.take(workers.HostReadyReport, self.host_ready)
         handlers.take(workers.ActionPayloadWantedReport, self.payload_wanted)
         handlers.take(driver.TrajectoriesEndedReport, self.trajectories_ended)
@@ -217,7 +215,6 @@ class HeddleScheduler(SchedulerPlugin):
             self._clear_services()
 
     def _others(self, session_id: str) -> list[Session]:
-        """The open sessions besides that one."""
         sessions = [] if self._control is None else self._control.open_sessions
         return [session for session in sessions if session.session_id != session_id]
 
@@ -414,11 +411,7 @@ class HeddleScheduler(SchedulerPlugin):
     def engine_lost(self, session: str, event: ev.EngineLost) -> None:
         """The engine died under a living worker."""
         if self._registry.engines.pop(event.engine_id, None) is not None and self._control is not None:
-            self._control.engine_died(event)
-
-    def engine_start_failed(self, worker: str, report: workers.EngineStartFailedReport) -> None:
-        """An engine did not start: a driver that waits for capacity reads it there."""
-        self._start_failed(worker, report.reason)
+            self._control.tell_drivers_too(event)
 
     def weights_fetched(self, session: str, event: ev.WeightsFetched) -> None:
         """An engine has weights at hand, or could not get them."""
@@ -430,7 +423,7 @@ class HeddleScheduler(SchedulerPlugin):
         if not event.cause:
             self._registry.weights_installed(event.engine_id, event.version)
         if self._control is not None:
-            self._control.weights_installed(event)
+            self._control.tell_drivers_too(event)
 
     def engine_worker(self, worker: str, report: workers.EngineWorkerReport) -> None:
         """A worker waits for an order, or asks for GPUs for its own engine."""
@@ -466,6 +459,7 @@ class HeddleScheduler(SchedulerPlugin):
             self._control.tell(event)
 
     def _start_failed(self, worker: str, reason: str) -> None:
+        """An engine did not start: a driver that waits for capacity reads it there."""
         self._registry.start_failures[worker] = reason
 
     # -- of one session ----------------------------------------------------------------------------

@@ -19,27 +19,13 @@ from heddle_dask.predictors.service import PredictionService
 
 
 class Predictions:
-    """One session's predictor.
-
-    Parameters
-    ----------
-    known
-        The oracle's totals, which the predictor was built with; `know` adds to them.
-    answer
-        Takes each prediction, on the event loop.
-    fail
-        Takes the traceback of a failure.
-    now
-        The session's clock.
-    """
-
     def __init__(
         self,
         predictor: Predictor,
-        known: KnownWork,
-        answer: Callable[[PredictionMade], None],
-        fail: Callable[[str], None],
-        now: Callable[[], float],
+        known: KnownWork,  # the oracle's totals, which the predictor was built with; `know` adds to them
+        answer: Callable[[PredictionMade], None],  # takes each prediction, on the event loop
+        fail: Callable[[str], None],  # takes the traceback of a failure
+        now: Callable[[], float],  # the session's clock
     ) -> None:
         self._service = PredictionService(predictor)
         self._known = known

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from heddle_dask.core.commands import Command
 from heddle_dask.core.controller import Controller
@@ -36,39 +36,7 @@ JOURNAL_LINES_KEPT = 200_000
 LAST_REPORTS_S = 1.0
 
 
-class Closes(Protocol):
-    """What works for a session."""
-
-    def close(self) -> None:
-        """The session has ended; a second call changes nothing."""
-
-
 class Session:
-    """State of one session on the scheduler.
-
-    Attributes
-    ----------
-    run, names
-        What the controller knows of it, and the names of its trajectories and actions there.
-    held
-        Tasks that wait for a command, by key.
-    failure
-        Traceback of the first exception in a hook. Once set, no command is issued any more.
-    closed
-        Whether the session has ended: events that are still under way are ignored.
-    stopped
-        What ended the session before the driver did, in one line; empty while nothing has.
-    services
-        Model services that the runs on the cluster have declared, as their hosts are told of them, by name.
-    controller_name
-        Id of the session with which the controller began. Hosts of model services answer to it: a copy outlives the
-        run for which it was loaded.
-    carry_out
-        Does what a command says, which is in the names of this session.
-    reclaim_stranded
-        Holds the session's tasks that Dask sent back to "no-worker" because their worker died; returns their keys.
-    """
-
     def __init__(
         self,
         session_id: str,
@@ -81,20 +49,27 @@ class Session:
         self.client_id = client_id
         self.controller = controller
         self.now = clock
+        # `run`, `names`: what the controller knows of it, and the names of its trajectories and actions there.
         self.run = run
         self.names = RunNames(run.run_id)
-        self.held: dict[Key, None] = {}
+        self.held: dict[Key, None] = {}  # tasks that wait for a command, by key
+        # Traceback of the first exception in a hook. Once set, no command is issued any more.
         self.failure: str | None = None
-        self.closed = False
+        self.closed = False  # whether the session has ended: events that are still under way are ignored
+        # What ended the session before the driver did, in one line; empty while nothing has.
         self.stopped = ""
         self.predictions: Predictions | None = None
-        self.degrees: Closes | None = None
+        self.on_close: list[Callable[[], None]] = []  # what else ends with the session; may be called twice
         self._history: SpoolReader | None = None
+        # Model services that the runs on the cluster have declared, as their hosts are told of them, by name.
         self.services: dict[str, Mapping[str, Any]] = {}
+        # Id of the session with which the controller began. Hosts of model services answer to it: a copy outlives the
+        # run for which it was loaded.
         self.controller_name = session_id
+        # Does what a command says, which is in the names of this session.
         self.carry_out: Callable[[Command], None] = lambda command: None
+        # Holds the session's tasks that Dask sent back to "no-worker" because their worker died; returns their keys.
         self.reclaim_stranded: Callable[[], Sequence[Key]] = lambda: ()
-        self.dispatcher: Closes | None = None
         self._journal: list[list[Any]] = []
         self._lines_missing = 0
         self._notices: list[Notice] = []
@@ -121,9 +96,10 @@ class Session:
         """Stop what runs beside the scheduler, and answer the driver's open poll."""
         self.closed = True
         self._due.set()
-        for beside in (self.predictions, self.degrees, self.dispatcher):
-            if beside is not None:
-                beside.close()
+        if self.predictions is not None:
+            self.predictions.close()
+        for close in self.on_close:
+            close()
 
     def stop(self, reason: str) -> None:
         """End the session for a reason (one line) that the driver is told."""

@@ -58,13 +58,7 @@ _TO_THE_END = (ev.ActionFinished, ev.MoveEnded, ev.SandboxClosed)
 
 
 class SessionEvents:
-    """The events of one session; does nothing once the session has failed or closed, but free what it occupied.
-
-    Attributes
-    ----------
-    degrees
-        Plans and deploys engines for the session.
-    """
+    """The events of one session; does nothing once the session has failed or closed, but free what it occupied."""
 
     def __init__(
         self,
@@ -78,8 +72,8 @@ class SessionEvents:
     ) -> None:
         self.control = control
         self.session = session
+        # Plans and deploys engines for the session.
         self.degrees = DegreePlanning(session, deployment, predictor, self.degrees_changed)
-        session.degrees = self.degrees
         session.services = control.services
         session.controller_name = control.name
         session.carry_out, session.reclaim_stranded = self.carry_out, self.reclaim_stranded
@@ -87,7 +81,7 @@ class SessionEvents:
         self._dispatcher = Dispatcher(
             scheduler, session, registry, self.degrees, self.take, released, control.time_reached
         )
-        session.dispatcher = self._dispatcher
+        session.on_close += [self.degrees.close, self._dispatcher.close]
 
     def _feed(self, event: ev.Event) -> None:
         """Hand an event of the session to the controller, stamped with the time."""
@@ -170,7 +164,8 @@ class SessionEvents:
             if known is not None and not told and self.session.predictions is not None:
                 self.session.predictions.ended(known, status)
             if self.control.watched is not None:
-                self.control.watched.name_cause(self.session.names.of(trajectory_id), ended.cause)
+                history = self.control.watched.history
+                history.name_cause(self.session.names.of(trajectory_id), ended.cause)
             self._feed(ended.event)
 
     # -- of drivers and workers --------------------------------------------------------------------

@@ -18,7 +18,6 @@ from typing import Any, Final
 
 from heddle_dask.core.commands import Command
 from heddle_dask.core.events import Event
-from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.views.history.history_pictures import PictureLimits, picture_of
 from heddle_dask.views.history.run_history import RunHistory
@@ -35,13 +34,6 @@ class WatchedSession:
     """The history of the sessions of one controller, fed with everything that it handles.
 
     A defect here must not stop a rollout: after a failure, which is logged, the history stays as it was.
-
-    Attributes
-    ----------
-    lines_missing
-        Events that the history did not take, because it had failed.
-    runs
-        The sessions that are open now.
     """
 
     def __init__(self, session_id: str, strategy: str, clock_s: Callable[[], float]) -> None:
@@ -49,8 +41,8 @@ class WatchedSession:
         self.strategy = strategy
         self.history = RunHistory()
         self.is_open = True
-        self.lines_missing = 0
-        self.runs: Callable[[], tuple[RunShare, ...]] = tuple
+        self.lines_missing = 0  # events that the history did not take, because it had failed
+        self.runs: Callable[[], tuple[RunShare, ...]] = tuple  # the sessions that are open now
         self._clock_s = clock_s
         self._closed_at_s = 0.0
 
@@ -65,10 +57,6 @@ class WatchedSession:
             self.lines_missing = 1
             _LOG.exception("the history of session %s stops: %r", self.session_id, event)
 
-    def name_cause(self, trajectory_id: TrajectoryId, cause: str) -> None:
-        """Why the trajectory is about to end."""
-        self.history.name_cause(trajectory_id, cause)
-
     @property
     def now_s(self) -> float:
         """Seconds of the session; of one that has ended: at its end."""
@@ -82,13 +70,7 @@ class WatchedSession:
 
 
 class SnapshotFeed:
-    """Pictures of the cluster and its latest session.
-
-    Attributes
-    ----------
-    taken, spent_s
-        Number of pictures taken so far, and the seconds of the event loop that they took.
-    """
+    """Pictures of the cluster and its latest session."""
 
     def __init__(
         self,
@@ -98,6 +80,7 @@ class SnapshotFeed:
         clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.interval_s = interval_s
+        # `taken`, `spent_s`: number of pictures taken so far, and the seconds of the event loop that they took.
         self.taken = 0
         self.spent_s = 0.0
         self._registry = registry

@@ -33,27 +33,14 @@ _RETIRE_S = 30.0
 
 @dataclass(slots=True)
 class _Drain:
-    """One worker that drains.
-
-    Attributes
-    ----------
-    ends_s
-        When it must have left, on the monotonic clock.
-    control
-        Name of the controller that there was when the drain began.
-    holding
-        Its engines and hosts that this controller has not released.
-    left
-        Whether it has left the cluster.
-    """
-
     name: str
     began_s: float
-    ends_s: float
-    control: str = ""
+    ends_s: float  # when it must have left, on the monotonic clock
+    control: str = ""  # name of the controller that there was when the drain began
     engines: tuple[EngineId, ...] = ()
+    # Its engines and hosts that this controller has not released.
     holding: set[str] = field(default_factory=set)
-    left: bool = False
+    left: bool = False  # whether it has left the cluster
     task: asyncio.Task[None] | None = None
 
     @property
@@ -63,21 +50,11 @@ class _Drain:
 
 
 class WorkerDrains:
-    """The scheduler's register of workers that drain.
-
-    Parameters
-    ----------
-    control
-        What steers the open sessions, if there are any.
-    forget
-        Takes the address of a worker that hosts no further engine.
-    """
-
     def __init__(
         self,
         registry: EngineRegistry,
-        control: Callable[[], ClusterControl | None],
-        forget: Callable[[str], None],
+        control: Callable[[], ClusterControl | None],  # what steers the open sessions, if there are any
+        forget: Callable[[str], None],  # takes the address of a worker that hosts no further engine
     ) -> None:
         self._registry = registry
         self._control = control

@@ -26,35 +26,22 @@ from heddle_dask.training.intervals import bootstrap_mean
 
 @dataclass(frozen=True, slots=True)
 class HeldOutTasks:
-    """The tasks by which weights are judged: the same ones at every evaluation.
-
-    Attributes
-    ----------
-    samples
-        Attempts at each task; its reward is their mean.
-    temperature
-        Of the sampling; 0: greedy.
-    """
+    """The tasks by which weights are judged: the same ones at every evaluation."""
 
     environment: Environment
     tasks: Sequence[Task]
-    samples: int = 1
-    temperature: float = 0.0
+    samples: int = 1  # attempts at each task; its reward is their mean
+    temperature: float = 0.0  # of the sampling; 0: greedy
 
 
 class Evaluation:
-    """Rolls held-out tasks out, once for each version that is asked for.
-
-    Parameters
-    ----------
-    held_out
-        Of each environment.
-    open_rollout
-        Makes a rollout of these tasks in a session of its own, on the engines of the training.
-    """
+    """Rolls held-out tasks out, once for each version that is asked for."""
 
     def __init__(
-        self, held_out: Sequence[HeldOutTasks], open_rollout: Callable[[HeldOutTasks], Rollout]
+        self,
+        held_out: Sequence[HeldOutTasks],  # of each environment
+        # Makes a rollout of these tasks in a session of its own, on the engines of the training.
+        open_rollout: Callable[[HeldOutTasks], Rollout],
     ) -> None:
         self._held_out = held_out
         self._open_rollout = open_rollout

@@ -35,8 +35,6 @@ OpenTrainer = Callable[[str, str], Awaitable[Trainer]]
 
 @dataclass(frozen=True, slots=True)
 class OpenedTraining:
-    """What a training goes on with."""
-
     trainer: Trainer
     samples: StoredSamples
     lineage: str

@@ -16,8 +16,6 @@ _POLL_S: Final = 0.02
 
 
 class StreamFeed:
-    """The groups of one rollout for one training: open it, follow it, close it."""
-
     def __init__(self, rollout: Rollout) -> None:
         self._rollout = rollout
         self._stream: GroupStream | None = None

@@ -21,22 +21,13 @@ TEXTS_PER_STEP: Final = 4
 
 
 class SampleIntake:
-    """The buffer of one training, fed by one stream.
-
-    Parameters
-    ----------
-    samples
-        Buffer and batches on disk; `close` closes it.
-    lineage
-        The line of training whose weights sample now.
-    on_evicted
-        Takes how many groups left the buffer again because they became too old: others replace them.
-    """
+    """The buffer of one training, fed by one stream."""
 
     def __init__(
         self,
-        samples: StoredSamples,
-        lineage: str,
+        samples: StoredSamples,  # buffer and batches on disk; `close` closes it
+        lineage: str,  # the line of training whose weights sample now
+        # Takes how many groups left the buffer again because they became too old: others replace them.
         on_evicted: Callable[[int], None] = lambda groups: None,
     ) -> None:
         self._samples = samples

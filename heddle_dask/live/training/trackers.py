@@ -43,13 +43,11 @@ class TensorBoardTracker:
         self._writer = EventFileWriter(str(folder / "tensorboard"))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """One event with all numbers."""
         values = [self._summary.Value(tag=name, simple_value=value) for name, value in numbers.items()]
         self._writer.add_event(self._event(step=step, summary=self._summary(value=values)))
         self._writer.flush()
 
     def close(self) -> None:
-        """End the writer's thread."""
         self._writer.close()
 
 
@@ -66,11 +64,9 @@ class WandbTracker:
         )
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """One row of its history."""
         self._run.log(dict(numbers), step=step)
 
     def close(self) -> None:
-        """Finish the run."""
         self._run.finish()
 
 
@@ -88,11 +84,9 @@ class TrackioTracker:
             )
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """One row of its table."""
         self._trackio.log(dict(numbers), step=step)
 
     def close(self) -> None:
-        """Finish the run."""
         with contextlib.redirect_stdout(sys.stderr):
             self._trackio.finish()
 
@@ -105,12 +99,7 @@ TRACKERS: Final[Mapping[str, Callable[[Path, Mapping[str, Any]], Tracker]]] = {
 
 
 def check_tracker(name: str) -> None:
-    """Refuse a tracker that is unknown or not installed.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse a tracker that is unknown or not installed."""
     if name not in TRACKERS:
         raise BadInput(f"--report-to {name}: use {', '.join(TRACKERS)}")
     if find_spec(name) is None:

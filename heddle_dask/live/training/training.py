@@ -44,20 +44,10 @@ from heddle_dask.weights.store import WeightStore
 
 @dataclass(frozen=True, slots=True)
 class TrainingParts:
-    """What a training consists of; each part is open already.
-
-    Attributes
-    ----------
-    lineage
-        The line of training.
-    decode
-        Tokens to text.
-    note
-        Takes one line for people.
-    """
+    """What a training consists of; each part is open already."""
 
     plan: TrainingPlan
-    lineage: str
+    lineage: str  # the line of training
     feed: StreamFeed
     intake: SampleIntake
     trainer: Trainer
@@ -66,8 +56,8 @@ class TrainingParts:
     evaluation: Evaluation | None
     directory: TrainingDirectory
     trackers: tuple[Tracker, ...]
-    decode: Callable[[Any], str]
-    note: Callable[[str], None]
+    decode: Callable[[Any], str]  # tokens to text
+    note: Callable[[str], None]  # takes one line for people
 
 
 class LiveTraining:

@@ -30,17 +30,12 @@ class NoEngineUpdated(HeddleError):
 
 
 class WeightControl:
-    """The weights of one training on its engines.
-
-    Parameters
-    ----------
-    session
-        Id of the session that rolls out for this training.
-    note
-        Takes a line when an engine refuses weights.
-    """
-
-    def __init__(self, client: Client, session: str, note: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        client: Client,
+        session: str,  # id of the session that rolls out for this training
+        note: Callable[[str], None],  # takes a line when an engine refuses weights
+    ) -> None:
         self._client = client
         self._session = session
         self._note = note

@@ -170,13 +170,7 @@ async def settled(future: Future) -> None:
 async def call_worker(
     caller: Client | Scheduler | Worker, address: str, handler: str, /, **arguments: Any
 ) -> Any:
-    """Call an RPC handler of a worker and return its answer.
-
-    Raises
-    ------
-    OSError
-        The worker does not answer, or has no such handler.
-    """
+    """Call an RPC handler of a worker; raises as `transport.ask_worker`."""
     answer = await getattr(caller.rpc(address), handler)(**arguments)
     if answer is None:
         raise ConnectionError(f"the worker at {address} has no handler {handler}")
@@ -186,13 +180,7 @@ async def call_worker(
 async def call_worker_through_scheduler(
     client: Client, address: str, handler: str, /, **arguments: Any
 ) -> Any:
-    """Call an RPC handler of a worker by way of the scheduler and return its answer.
-
-    Raises
-    ------
-    OSError
-        The worker has left or has no such handler, or the scheduler does not answer.
-    """
+    """Call an RPC handler of a worker by way of the scheduler; raises as `transport.ask_worker_through_scheduler`."""
     if client.scheduler is None:
         raise ConnectionError("the client has no connection to its scheduler")
     message = {"op": handler, **arguments}
@@ -206,15 +194,7 @@ async def call_worker_through_scheduler(
 
 
 async def call_scheduler(client: Client, handler: str, /, **arguments: Any) -> Any:
-    """Call an RPC handler of the scheduler (0.3 ms) and return its answer.
-
-    Raises
-    ------
-    OSError
-        There is no connection, or it broke.
-    RuntimeError
-        The handler is unknown: the plugin is not registered.
-    """
+    """Call an RPC handler of the scheduler; raises as `transport.ask_scheduler`."""
     if client.scheduler is None:
         raise ConnectionError("the client has no connection to its scheduler")
     return await call_over(client.scheduler, handler, **arguments)
@@ -231,18 +211,9 @@ async def call_over(connection: Any, handler: str, /, **arguments: Any) -> Any:
 async def call_scheduler_at(
     address: str, connection_args: Mapping[str, Any], handler: str, /, **arguments: Any
 ) -> Any:
-    """Call an RPC handler of the scheduler at an address, over a connection of its own, and return its answer.
-
-    Raises
-    ------
-    OSError, RuntimeError
-        As `call_scheduler`.
-    """
+    """`call_scheduler` over a new connection to an address."""
     async with rpc(address, connection_args=connection_args) as scheduler:
-        answer = await getattr(scheduler, handler)(**arguments)
-    if answer is None:
-        raise RuntimeError(f"the scheduler has no handler {handler}: is the heddle plugin registered?")
-    return answer
+        return await call_over(scheduler, handler, **arguments)
 
 
 async def remove_worker_plugin(client: Client, name: str) -> None:

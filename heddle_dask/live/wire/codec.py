@@ -54,33 +54,22 @@ class WireValue:
 
 
 class Message(WireValue):
-    """What one process tells another.
-
-    Attributes
-    ----------
-    op
-        Names the type, also in Dask's tables of handlers.
-    """
+    """What one process tells another."""
 
     __slots__ = ()
 
-    op: ClassVar[str]
+    op: ClassVar[str]  # names the type, also in Dask's tables of handlers
 
 
 Answer = TypeVar("Answer", bound=Message)
 
 
 class Request(Message, Generic[Answer]):
-    """A message that is answered.
-
-    Attributes
-    ----------
-    answer
-        The type of the answer, as the class says it: ``class GetCapacity(Request[Capacity])``.
-    """
+    """A message that is answered."""
 
     __slots__ = ()
 
+    # The type of the answer, as the class says it: ``class GetCapacity(Request[Capacity])``.
     answer: ClassVar[type[Message]]
 
     def __init_subclass__(cls) -> None:

@@ -94,81 +94,51 @@ good.
 
 @dataclass(frozen=True, slots=True)
 class DeclaredService(WireValue):
-    """A model service of a run.
+    """A model service of a run."""
 
-    Attributes
-    ----------
-    facts
-        What the controller is told.
-    spec
-        What its hosts are told (`ServiceSpec.to_mapping`).
-    """
-
-    facts: ModelService
-    spec: Mapping[str, Any]
+    facts: ModelService  # what the controller is told
+    spec: Mapping[str, Any]  # what its hosts are told (`ServiceSpec.to_mapping`)
 
 
 @dataclass(frozen=True, slots=True)
 class StartSession(Request[Done]):
-    """Start a session; the sessions that are open share the engines and pools of the cluster.
-
-    Attributes
-    ----------
-    weight
-        Its share of them, relative to that of the other sessions.
-    strategy, overrides, seed, cost
-        As `strategies.presets.strategies_of_run` takes them.
-    quotas
-        Of the APIs that the run declares.
-    services
-        Model services that the run declares.
-    staleness
-        The bound on the age of its trajectories; None: nothing is trained on them.
-    weights
-        How engines go over to the weights that it trains.
-    """
+    """Start a session; the sessions that are open share the engines and pools of the cluster."""
 
     op: ClassVar[str] = "heddle_start_session"
 
     session: str
     client_id: str
+    # `strategy`, `overrides`, `seed`, `cost`: as `strategies.presets.strategies_of_run` takes them.
     strategy: str
     overrides: tuple[str, ...]
     seed: int
     cost: Mapping[str, Any] | None = None
     retries: RetryPolicy = field(default_factory=RetryPolicy)
-    quotas: tuple[ApiQuota, ...] = ()
-    services: tuple[DeclaredService, ...] = ()
-    weight: float = 1.0
+    quotas: tuple[ApiQuota, ...] = ()  # of the APIs that the run declares
+    services: tuple[DeclaredService, ...] = ()  # model services that the run declares
+    weight: float = 1.0  # its share of them, relative to that of the other sessions
+    # The bound on the age of its trajectories; None: nothing is trained on them.
     staleness: StalenessBound | None = None
+    # How engines go over to the weights that it trains.
     weights: WeightUpdatePolicy = field(default_factory=WeightUpdatePolicy)
 
 
 @dataclass(frozen=True, slots=True)
 class Updates(Message):
-    """What is new for the driver.
-
-    Attributes
-    ----------
-    journal
-        Lines of the controller's journal (`core.journal_codec`).
-    counts
-        Of trajectories by state, engines and moves; empty when the session is not open.
-    failure
-        Traceback of the first exception of the scheduler plugin, after which it issues no command.
-    stopped
-        One line that says what has ended the session before the driver did; empty: nothing has.
-    ends_engines
-        With the last updates: whether the driver ends the engines, which no other session uses.
-    """
+    """What is new for the driver."""
 
     op: ClassVar[str] = "heddle_updates"
 
     notices: tuple[Notice, ...] = ()
+    # Lines of the controller's journal (`core.journal_codec`).
     journal: list[Any] = field(default_factory=list)
+    # Of trajectories by state, engines and moves; empty when the session is not open.
     counts: Mapping[str, Any] = field(default_factory=dict)
+    # Traceback of the first exception of the scheduler plugin, after which it issues no command.
     failure: str | None = None
+    # One line that says what has ended the session before the driver did; empty: nothing has.
     stopped: str = ""
+    # With the last updates: whether the driver ends the engines, which no other session uses.
     ends_engines: bool = False
 
 
@@ -196,16 +166,11 @@ class EndSession(Request[Updates]):
 
 @dataclass(frozen=True, slots=True)
 class SubmittedTrajectory(WireValue):
-    """A trajectory that waits for admission.
-
-    Attributes
-    ----------
-    known_tokens, known_tools_s, known_observed_tokens
-        For oracles: generated tokens, seconds of tools and tokens that tools add, as far as they are left to this
-        session; 0 when unknown.
-    """
+    """A trajectory that waits for admission."""
 
     spec: TrajectorySpec
+    # `known_tokens`, `known_tools_s`, `known_observed_tokens`: for oracles: generated tokens, seconds of tools and
+    # tokens that tools add, as far as they are left to this session; 0 when unknown.
     known_tokens: float = 0
     known_tools_s: float = 0
     known_observed_tokens: float = 0
@@ -255,39 +220,26 @@ class ReadyEngine(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class Capacity(Message):
-    """Engines, tool CPUs and workers of the cluster.
-
-    Attributes
-    ----------
-    start_failures
-        The latest failed start of an engine, one line for each worker address.
-    plugins
-        Names of the worker plugins that are registered.
-    workers, engine_workers, tool_workers
-        Workers in all; workers tagged for engines and for tools.
-    sessions
-        Ids of the open sessions.
-    engines_inherited
-        Whether this session has taken the engines over from a driver that has died.
-    queued
-        What jobs that wait in a queue will bring; nothing where no cluster object of this project submits jobs.
-    isolation
-        For each tool worker: its host, by what means it keeps actions apart, and why that is less than they ask for.
-    """
+    """Engines, tool CPUs and workers of the cluster."""
 
     op: ClassVar[str] = "heddle_capacity"
 
     engines: tuple[ReadyEngine, ...]
     tool_cpus: int
+    # The latest failed start of an engine, one line for each worker address.
     start_failures: Mapping[str, str]
-    plugins: tuple[str, ...]
+    plugins: tuple[str, ...]  # names of the worker plugins that are registered
+    # `workers`, `engine_workers`, `tool_workers`: workers in all; workers tagged for engines and for tools.
     workers: int
     engine_workers: int
     tool_workers: int
+    # Whether this session has taken the engines over from a driver that has died.
     engines_inherited: bool = False
+    # What jobs that wait in a queue will bring; nothing where no cluster object of this project submits jobs.
     queued: QueuedCapacity = field(default_factory=QueuedCapacity)
+    # For each tool worker: its host, by what means it keeps actions apart, and why that is less than they ask for.
     isolation: tuple[tuple[str, str, str], ...] = ()
-    sessions: tuple[str, ...] = ()
+    sessions: tuple[str, ...] = ()  # ids of the open sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,32 +323,18 @@ class ProvideEngines(Request[EnginesProvided]):
     """Have the controller decide on the TP degrees for a batch, and deploy its engines.
 
     Answered when the old engines have ended and the new ones are starting. Refused when they find no room.
-
-    Attributes
-    ----------
-    asked
-        TP degrees that the user asked for; empty: they are planned.
-    specs
-        At every TP degree at which an engine can be started.
-    costs
-        Of the candidates of a plan; empty where `asked` is given.
-    seed, lengths_known
-        Of the search: its seed, and whether the strategies know which trajectory is a long one.
-    default
-        TP degree of the engines where nothing runs and nothing is known of the work.
-    finished
-        What earlier trajectories took.
     """
 
     op: ClassVar[str] = "heddle_provide_engines"
 
     session: str
-    asked: tuple[int, ...]
-    specs: tuple[EngineSpecAt, ...]
-    costs: tuple[EngineCostAt, ...]
+    asked: tuple[int, ...]  # TP degrees that the user asked for; empty: they are planned
+    specs: tuple[EngineSpecAt, ...]  # at every TP degree at which an engine can be started
+    costs: tuple[EngineCostAt, ...]  # of the candidates of a plan; empty where `asked` is given
+    # `seed`, `lengths_known`: of the search: its seed, and whether the strategies know which trajectory is a long one.
     seed: int
     lengths_known: bool
-    default: int
+    default: int  # TP degree of the engines where nothing runs and nothing is known of the work
     max_context_tokens: int
     trajectories: tuple[BatchTrajectory, ...]
-    finished: tuple[FinishedWork, ...] = ()
+    finished: tuple[FinishedWork, ...] = ()  # what earlier trajectories took

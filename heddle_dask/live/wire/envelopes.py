@@ -89,17 +89,12 @@ class Envelope(Message):
 
 @dataclass(frozen=True, slots=True)
 class Order(Envelope):
-    """Scheduler to worker: carry out this command.
-
-    Attributes
-    ----------
-    session
-        In whose names the command is; empty for weights: an engine keeps them from one session to the next.
-    """
+    """Scheduler to worker: carry out this command."""
 
     op: ClassVar[str] = "heddle-order"
     content: ClassVar[str] = "command"
 
+    # In whose names the command is; empty for weights: an engine keeps them from one session to the next.
     session: str
     command: Ordered
 
@@ -109,21 +104,15 @@ class Report(Envelope):
     """Worker or driver to scheduler: this has happened.
 
     Reports about steps and actions are sent before Dask's own message that the task is done, on the same stream.
-
-    Attributes
-    ----------
-    session
-        In whose names the event is; of a model service, that of its order: one of an earlier session says nothing about
-        the present one. Empty for engines, hosts and weights, which are no session's own.
-    event
-        Not stamped (`UNSTAMPED`).
     """
 
     op: ClassVar[str] = "heddle-report"
     content: ClassVar[str] = "event"
 
+    # In whose names the event is; of a model service, that of its order: one of an earlier session says nothing about
+    # the present one. Empty for engines, hosts and weights, which are no session's own.
     session: str
-    event: Reported
+    event: Reported  # not stamped (`UNSTAMPED`)
 
 
 Order.kinds = {Order.operation(kind): kind for kind in get_args(Ordered)}

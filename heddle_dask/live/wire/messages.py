@@ -82,20 +82,15 @@ def named_by(key: Key) -> StepId | ActionId:
 
 @dataclass(frozen=True, slots=True)
 class StepCall:
-    """One LLM step on its way to a rollout worker.
-
-    Attributes
-    ----------
-    base_tokens, base_crc
-        Length and CRC-32 of the context that the worker is expected to hold from the step before.
-    delta
-        Little-endian int32 ids that follow it. With ``base_tokens == 0`` this is the whole context.
-    """
+    """One LLM step on its way to a rollout worker."""
 
     session: str
     step_id: StepId
+    # `base_tokens`, `base_crc`: length and CRC-32 of the context that the worker is expected to hold from the step
+    # before.
     base_tokens: int
     base_crc: int
+    # Little-endian int32 ids that follow it. With ``base_tokens == 0`` this is the whole context.
     delta: bytes
     sampling: SamplingParams
 
@@ -115,30 +110,18 @@ StepStatus = Literal["ok", "aborted", "engine-lost", "context-missing", "refused
 
 @dataclass(frozen=True, slots=True)
 class StepResult(WireValue):
-    """What came of a step.
+    """What came of a step."""
 
-    Attributes
-    ----------
-    status
-        ``"ok"``; ``"aborted"``: stopped on request, the tokens so far are here; ``"engine-lost"``: no answer,
-        ask again; ``"context-missing"``: the worker lacks the base, ask again with the whole context;
-        ``"refused"``: the engine will never take it, `message` says why.
-    generated
-        What the engine returned, packed.
-    run_s
-        Seconds from the start of the task on its worker to the engine's answer.
-    engine_s
-        What the engine says it took, its own queue included; NaN when it does not say.
-    address
-        Of the Dask worker that holds this result.
-    """
-
+    # ``"ok"``; ``"aborted"``: stopped on request, the tokens so far are here; ``"engine-lost"``: no answer, ask again;
+    # ``"context-missing"``: the worker lacks the base, ask again with the whole context; ``"refused"``: the engine
+    # will never take it, `message` says why.
     status: StepStatus
     engine_id: str = ""
-    generated: GenerateResult = NOTHING_GENERATED
-    run_s: float = 0.0
+    generated: GenerateResult = NOTHING_GENERATED  # what the engine returned, packed
+    run_s: float = 0.0  # seconds from the start of the task on its worker to the engine's answer
+    # What the engine says it took, its own queue included; NaN when it does not say.
     engine_s: float = float("nan")
-    address: str = ""
+    address: str = ""  # of the Dask worker that holds this result
     message: str = ""
 
 
@@ -167,33 +150,19 @@ def step_end(kind: type[End], call: StepCall, result: StepResult) -> End:
 
 @dataclass(frozen=True, slots=True)
 class ActionCall:
-    """One action on its way to a tool worker.
-
-    Attributes
-    ----------
-    payload
-        A cloudpickled (function, args, kwargs); None: it is long, and the driver sends it to the worker itself.
-    idempotency_key
-        The same for every attempt of one call of the agent; `action_id` differs.
-    on_loop
-        Whether the function is a coroutine function: it runs on the worker's event loop, others in a process.
-    max_bytes
-        Limit of the pickled value.
-    max_disk_bytes
-        Limit of what it has in its scratch directory.
-    max_processes
-        Limit of its concurrent processes and threads.
-    """
+    """One action on its way to a tool worker."""
 
     session: str
     action_id: str
+    # A cloudpickled (function, args, kwargs); None: it is long, and the driver sends it to the worker itself.
     payload: bytes | None
     timeout_s: float | None
-    idempotency_key: str
+    idempotency_key: str  # the same for every attempt of one call of the agent; `action_id` differs
+    # Whether the function is a coroutine function: it runs on the worker's event loop, others in a process.
     on_loop: bool = False
-    max_bytes: int = 2**63
-    max_disk_bytes: int = 10 << 30
-    max_processes: int = 1024
+    max_bytes: int = 2**63  # limit of the pickled value
+    max_disk_bytes: int = 10 << 30  # limit of what it has in its scratch directory
+    max_processes: int = 1024  # limit of its concurrent processes and threads
 
     @property
     def body_bytes(self) -> int:
@@ -233,15 +202,7 @@ ActionStatus = Literal[
 
 @dataclass(frozen=True, slots=True)
 class ActionOutcome(WireValue):
-    """What came of an action: `value` is cloudpickled when `status` is ``"ok"``.
-
-    Attributes
-    ----------
-    quota_s, load_s
-        Seconds of its wait for the quota of an API, and for its model service.
-    output
-        The end of what it had printed, where it is not ok.
-    """
+    """What came of an action: `value` is cloudpickled when `status` is ``"ok"``."""
 
     status: ActionStatus
     value: bytes = b""
@@ -251,9 +212,10 @@ class ActionOutcome(WireValue):
     cpus: int = 0
     run_s: float = 0.0
     address: str = ""
+    # `quota_s`, `load_s`: seconds of its wait for the quota of an API, and for its model service.
     quota_s: float = 0.0
     load_s: float = 0.0
-    output: str = ""
+    output: str = ""  # the end of what it had printed, where it is not ok
 
 
 # -- annotations -----------------------------------------------------------------------------------
@@ -261,52 +223,33 @@ class ActionOutcome(WireValue):
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """The driver's annotation of a task: what the controller is asked for.
-
-    Attributes
-    ----------
-    piggybacked_end
-        The end of the trajectory's step before, where the scheduler may not have its report yet.
-    """
+    """The driver's annotation of a task: what the controller is asked for."""
 
     request: StepRequest | ActionRequest
+    # The end of the trajectory's step before, where the scheduler may not have its report yet.
     piggybacked_end: StepDelivered | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlacement(WireValue):
-    """The scheduler's annotation of a step that was placed.
-
-    Attributes
-    ----------
-    priority
-        Larger runs first.
-    source
-        Address of the worker that had the trajectory's context last; None when there is none.
-    prefill_only
-        Stop after the first token (`core.commands.StartStep`).
-    """
+    """The scheduler's annotation of a step that was placed."""
 
     engine_id: EngineId
-    priority: float
+    priority: float  # larger runs first
+    # Address of the worker that had the trajectory's context last; None when there is none.
     source: str | None = None
-    prefill_only: bool = False
+    prefill_only: bool = False  # stop after the first token (`core.commands.StartStep`)
 
 
 @dataclass(frozen=True, slots=True)
 class ActionPlacement(WireValue):
-    """The scheduler's annotation of an action that was placed: its host, what it may use there, and its waits.
-
-    Attributes
-    ----------
-    service, first_gpu, gpus
-        The resident copy of the model service that it calls; the GPUs that it uses.
-    """
+    """The scheduler's annotation of an action that was placed: its host, what it may use there, and its waits."""
 
     host_id: HostId
     resources: Resources
     quota_s: float = 0.0
     load_s: float = 0.0
+    # `service`, `first_gpu`, `gpus`: the resident copy of the model service that it calls; the GPUs that it uses.
     service: str = ""
     first_gpu: int = 0
     gpus: int = 0

@@ -69,18 +69,13 @@ class Outbox(Generic[Pushed]):
 
 
 class Inbox:
-    """The driver's end: one open poll for each worker and kind of results.
-
-    Parameters
-    ----------
-    on_unexpected
-        Takes the key and the result of what arrives without being expected.
-    """
+    """The driver's end: one open poll for each worker and kind of results."""
 
     def __init__(
         self,
         client: Client,
         session: str,
+        # Takes the key and the result of what arrives without being expected.
         on_unexpected: Callable[[Key, Any], None] = lambda key, result: None,
     ) -> None:
         self._client = client

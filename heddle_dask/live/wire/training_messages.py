@@ -23,47 +23,30 @@ class TrainingFiguresReport(Message):
 
 @dataclass(frozen=True, slots=True)
 class EngineWeightState(WireValue):
-    """The weights of one engine.
-
-    Attributes
-    ----------
-    installed, fetched
-        The version that it samples with, and the one that it has at hand or under way; None: none beside it.
-    state
-        A `core.transitions.WeightsState` by value.
-    cause
-        Why the latest fetch or installation failed; empty: it did not.
-    """
+    """The weights of one engine."""
 
     engine_id: EngineId
+    # `installed`, `fetched`: the version that it samples with, and the one that it has at hand or under way; None:
+    # none beside it.
     installed: PolicyVersion
     fetched: PolicyVersion | None
-    state: str
-    cause: str = ""
+    state: str  # a `core.transitions.WeightsState` by value
+    cause: str = ""  # why the latest fetch or installation failed; empty: it did not
 
 
 @dataclass(frozen=True, slots=True)
 class WeightStatus(Message):
-    """Versions of the engines, and the credits of a session.
-
-    Attributes
-    ----------
-    engines
-        Engines that take steps, or will once they have newer weights; in the order of joining.
-    published, wanted
-        The newest published version, and the one that engines are to go over to; None: none.
-    bounded
-        Whether the session has a bound on staleness; without one the numbers below are 0.
-    credits, accepted, running
-        As in `StalenessBound.credits`, at n = `optimizer_steps`.
-    """
+    """Versions of the engines, and the credits of a session."""
 
     op: ClassVar[str] = "heddle_weight_status"
 
+    # Engines that take steps, or will once they have newer weights; in the order of joining.
     engines: tuple[EngineWeightState, ...] = ()
+    # `published`, `wanted`: the newest published version, and the one that engines are to go over to; None: none.
     published: PolicyVersion | None = None
     wanted: PolicyVersion | None = None
-    bounded: bool = False
+    bounded: bool = False  # whether the session has a bound on staleness; without one the numbers below are 0
+    # `credits`, `accepted`, `running`: as in `StalenessBound.credits`, at n = `optimizer_steps`.
     credits: int = 0
     accepted: int = 0
     running: int = 0

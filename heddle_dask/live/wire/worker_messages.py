@@ -24,26 +24,15 @@ from heddle_dask.live.wire.transport import Done
 
 @dataclass(frozen=True, slots=True)
 class EngineWorkerReport(Message):
-    """A worker waits for an order which engine to host, or for GPUs of the engine that it wants to host.
-
-    Attributes
-    ----------
-    node
-        Host name of its machine.
-    units
-        GPUs that it brings, where it does not name them.
-    gpus
-        The GPUs that it sees, by name.
-    wants
-        The engine that it wants to host, as `EngineSpec.to_mapping` gives it; None: whatever it is ordered to host.
-    """
+    """A worker waits for an order which engine to host, or for GPUs of the engine that it wants to host."""
 
     op: ClassVar[str] = "heddle-engine-worker"
 
     name: str
-    node: str
-    units: int
-    gpus: tuple[str, ...] = ()
+    node: str  # host name of its machine
+    units: int  # GPUs that it brings, where it does not name them
+    gpus: tuple[str, ...] = ()  # the GPUs that it sees, by name
+    # The engine that it wants to host, as `EngineSpec.to_mapping` gives it; None: whatever it is ordered to host.
     wants: Mapping[str, Any] | None = None
 
 
@@ -56,25 +45,16 @@ class GpusReturnedReport(Message):
 
 @dataclass(frozen=True, slots=True)
 class EngineReadyReport(Message):
-    """An engine on this worker answers; a new incarnation has a new id.
-
-    Attributes
-    ----------
-    kind, model
-        As in its `EngineSpec`.
-    start_s
-        Seconds that its start took; 0 when it was not measured.
-    logprobs
-        Which logprobs its steps return (`EngineKind.logprobs`).
-    """
+    """An engine on this worker answers; a new incarnation has a new id."""
 
     op: ClassVar[str] = "heddle-engine-ready"
 
     engine: EngineDescription
+    # `kind`, `model`: as in its `EngineSpec`.
     kind: str
     model: str
-    start_s: float = 0.0
-    logprobs: str = "raw"
+    start_s: float = 0.0  # seconds that its start took; 0 when it was not measured
+    logprobs: str = "raw"  # which logprobs its steps return (`EngineKind.logprobs`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,21 +68,13 @@ class EngineStartFailedReport(Message):
 
 @dataclass(frozen=True, slots=True)
 class HostReadyReport(Message):
-    """A worker takes actions.
-
-    Attributes
-    ----------
-    isolation
-        By what means it keeps actions apart.
-    weaker
-        Why that is less than actions ask for; empty: it is not.
-    """
+    """A worker takes actions."""
 
     op: ClassVar[str] = "heddle-host-ready"
 
     host: HostDescription
-    isolation: str = ""
-    weaker: str = ""
+    isolation: str = ""  # by what means it keeps actions apart
+    weaker: str = ""  # why that is less than actions ask for; empty: it is not
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,36 +104,24 @@ class HostEngine(Request[Done]):
 
 @dataclass(frozen=True, slots=True)
 class MoveContextOrder(Message):
-    """Bring a trajectory's context, and its KV cache, from another worker to the engine of this one.
-
-    Attributes
-    ----------
-    source
-        Address of that worker; empty when it has gone.
-    """
+    """Bring a trajectory's context, and its KV cache, from another worker to the engine of this one."""
 
     op: ClassVar[str] = "heddle-move-context"
 
     session: str
     command: MoveContext
-    source: str
+    source: str  # address of that worker; empty when it has gone
 
 
 @dataclass(frozen=True, slots=True)
 class LoadServiceOrder(Message):
-    """Make a copy of a model service resident.
-
-    Attributes
-    ----------
-    spec
-        The service (`ServiceSpec.to_mapping`).
-    """
+    """Make a copy of a model service resident."""
 
     op: ClassVar[str] = "heddle-load-service"
 
     session: str
     command: LoadService
-    spec: Mapping[str, Any]
+    spec: Mapping[str, Any]  # the service (`ServiceSpec.to_mapping`)
 
 
 @dataclass(frozen=True, slots=True)

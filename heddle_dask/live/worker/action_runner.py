@@ -28,15 +28,12 @@ NOTHING: Mapping[str, object] = MappingProxyType({})
 
 
 class ActionRunner:
-    """The actions of one tool worker. Belongs to its event loop.
+    """The actions of one tool worker. Belongs to its event loop."""
 
-    Parameters
-    ----------
-    pool
-        Its cores, memory and scratch space.
-    """
-
-    def __init__(self, pool: CpuPool) -> None:
+    def __init__(
+        self,
+        pool: CpuPool,  # its cores, memory and scratch space
+    ) -> None:
         self.pool = pool
         self._watch = UsageWatch()
         self._processes = ToolProcesses(MAX_PROCESSES + pool.resources["cpus"], pool.groups)

@@ -18,30 +18,13 @@ _FULL = (errno.EFBIG, errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class CallTerms:
-    """What a process sets for itself.
-
-    Attributes
-    ----------
-    cpus
-        Number of CPUs of the call.
-    cores
-        Cores on which all its threads run; empty: those that they have.
-    variables
-        Environment variables.
-    memory_bytes
-        Limit of what it allocates from now on; 0: none. Such a process is not used again.
-    file_bytes
-        Limit of a file that it writes; 0: none.
-    user_threads
-        Limit of all processes and threads of this user; 0: none.
-    """
-
-    cpus: int = 1
-    cores: tuple[int, ...] = ()
-    variables: Mapping[str, str] = field(default_factory=dict)
+    cpus: int = 1  # number of CPUs of the call
+    cores: tuple[int, ...] = ()  # cores on which all its threads run; empty: those that they have
+    variables: Mapping[str, str] = field(default_factory=dict)  # environment variables
+    # Limit of what it allocates from now on; 0: none. Such a process is not used again.
     memory_bytes: int = 0
-    file_bytes: int = 0
-    user_threads: int = 0
+    file_bytes: int = 0  # limit of a file that it writes; 0: none
+    user_threads: int = 0  # limit of all processes and threads of this user; 0: none
 
     def apply(self) -> None:
         """Set them for this process."""

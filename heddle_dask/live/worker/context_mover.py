@@ -21,6 +21,7 @@ from heddle_dask.engines.contract import (
     KvHandle,
     KvTransferFailed,
 )
+from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.messages import StepCall
@@ -33,6 +34,7 @@ from heddle_dask.live.wire.worker_messages import (
     TakeContext,
 )
 from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
+from heddle_dask.live.worker.engine_host import EngineHost
 
 _LOG = logging.getLogger(__name__)
 # A step waits so long for its context from another worker, then for all of it from the driver.
@@ -40,19 +42,22 @@ FETCH_S = 5.0
 
 
 class EngineOwner(Protocol):
-    """What a context mover needs of the rollout worker."""
+    """What is needed of the rollout worker to move contexts and to keep weights."""
 
     worker: Worker | None
     engine_id: str
+    spec: EngineSpec
 
     @property
     def client(self) -> EngineClient | None:
         """The client of the engine that answers now, if any."""
 
+    @property
+    def host(self) -> EngineHost | None:
+        """The supervision of the engine, if any."""
+
 
 class ContextMover:
-    """Brings contexts to one rollout worker, and hands them to others."""
-
     def __init__(self, owner: EngineOwner, contexts: ContextCache, report: Callable[[Message], None]) -> None:
         self._owner = owner
         self._contexts = contexts

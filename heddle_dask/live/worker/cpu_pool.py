@@ -30,53 +30,27 @@ _MORE_THREADS = 32
 
 @dataclass(slots=True, eq=False)
 class CoreLease:
-    """What one running action has.
+    """What one running action has."""
 
-    Attributes
-    ----------
-    resources
-        What the controller has granted.
-    granted
-        What processes that it starts from the worker's loop are held to; without cores until these are taken.
-    call
-        The terms and limits of its process, where it is a plain function.
-    """
-
-    resources: Resources
+    resources: Resources  # what the controller has granted
+    # What processes that it starts from the worker's loop are held to; without cores until these are taken.
     granted: Granted = field(default_factory=Granted)
+    # The terms and limits of its process, where it is a plain function.
     call: RunningCall = field(default_factory=RunningCall)
     group: Cgroup | None = None
     over: bool = False
 
 
 class CpuPool:
-    """Cores, memory and scratch space of a tool worker.
-
-    Parameters
-    ----------
-    cpus
-        Declared CPUs. Where these are more than the worker has cores for itself, its actions share cores.
-    limit_bytes
-        Declared memory; 0: that of the machine, or of the worker's control group.
-    scratch
-        A directory of the worker's own.
-    claims
-        Where tool workers of this user on this machine claim cores.
-    found
-        The control groups of this process; used as far as groups can be made below them.
-
-    Attributes
-    ----------
-    resources
-        For the controller.
-    mechanism
-        What keeps actions apart.
-    groups
-        Where control groups are made; None: nowhere.
-    """
-
     def __init__(
-        self, cpus: int, limit_bytes: int, scratch: Path, claims: Path | None, found: FoundCgroups
+        self,
+        # Declared CPUs. Where these are more than the worker has cores for itself, its actions share cores.
+        cpus: int,
+        limit_bytes: int,  # declared memory; 0: that of the machine, or of the worker's control group
+        scratch: Path,  # a directory of the worker's own
+        claims: Path | None,  # where tool workers of this user on this machine claim cores
+        # The control groups of this process; used as far as groups can be made below them.
+        found: FoundCgroups,
     ) -> None:
         cores = own_cores()
         self._claim = CoreClaim(shared_because="no directory for claims of cores can be made")
@@ -85,10 +59,11 @@ class CpuPool:
         self._allocator = CoreAllocator(self._claim.cores)
         self._exclusive = not self._claim.shared_because
         self._returned = asyncio.Event()
+        # Where control groups are made; None: nowhere.
         self.groups = CgroupTree.open(found, self._claim.cores or cores)
-        self.mechanism = Mechanism.of(self.groups, self._claim.shared_because)
+        self.mechanism = Mechanism.of(self.groups, self._claim.shared_because)  # what keeps actions apart
         limit_bytes = limit_bytes or memory_bytes(found.folders)
-        self.resources = Resources.of(cpus=cpus, memory_bytes=limit_bytes)
+        self.resources = Resources.of(cpus=cpus, memory_bytes=limit_bytes)  # for the controller
         self._scratch = scratch
         self._scratches = 0
         self._empty_scratches: list[str] = []
@@ -102,11 +77,6 @@ class CpuPool:
         limit_bytes = int(given) if given.isdigit() else (worker.memory_manager.memory_limit or 0)
         found = find_cgroups(delegated=os.environ.get(CGROUP_VARIABLE))
         return cls(cpus, limit_bytes, Path(worker.local_directory) / "actions", claims_directory(), found)
-
-    @property
-    def free_cores(self) -> int:
-        """Cores that no action has; 0 where actions share cores."""
-        return self._allocator.free
 
     async def take(self, lease: CoreLease, call: ActionCall) -> None:
         """Give an action its cores; a plain function gets a scratch directory too.

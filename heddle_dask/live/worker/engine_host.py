@@ -34,31 +34,22 @@ _LEAST_ANSWER_S = 10.0  # an engine that became ready in the last moment has thi
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Time limits of the host.
+    """Time limits of the host."""
 
-    Attributes
-    ----------
-    start_timeout_s
-        Longest wait for the first healthy answer.
-    health_interval_s, health_misses
-        An engine that misses this many health checks in a row is killed and started again.
-    stopped_checks
-        The same for an engine with a process that is found stopped (SIGSTOP) at this many checks in a row. A health
-        check of a stopped engine would take its whole time limit.
-    stall_s, canary_s
-        An engine that has steps in flight and generates no token for `stall_s`, and then answers no one-token request
-        within `canary_s`, is killed and started again. The longest known pause of a working engine is an import of KV
-        of 30 s (docs/engines.md).
-    backoff_s, max_backoff_s
-        Pause before a restart: doubles with each failure in a row, up to the maximum.
-    """
-
-    start_timeout_s: float = 600.0
+    start_timeout_s: float = 600.0  # longest wait for the first healthy answer
+    # `health_interval_s`, `health_misses`: an engine that misses this many health checks in a row is killed and
+    # started again.
     health_interval_s: float = 2.0
     health_misses: int = 5
+    # The same for an engine with a process that is found stopped (SIGSTOP) at this many checks in a row. A health
+    # check of a stopped engine would take its whole time limit.
     stopped_checks: int = 4
+    # `stall_s`, `canary_s`: an engine that has steps in flight and generates no token for `stall_s`, and then answers
+    # no one-token request within `canary_s`, is killed and started again. The longest known pause of a working engine
+    # is an import of KV of 30 s (docs/engines.md).
     stall_s: float = 60.0
     canary_s: float = 30.0
+    # `backoff_s`, `max_backoff_s`: pause before a restart: doubles with each failure in a row, up to the maximum.
     backoff_s: float = 1.0
     max_backoff_s: float = 60.0
 
@@ -70,39 +61,19 @@ class Watch:
 
 
 class EngineHost:
-    """Supervises one engine.
-
-    Parameters
-    ----------
-    on_ready
-        Called with a client and the engine's description when a new incarnation answers.
-    on_lost
-        Called with a reason when an incarnation that was ready is gone.
-    records
-        See `EngineProcess`.
-    weights
-        Directory on the node's own disk: the engine loads its model from a copy there. None: from the model's path.
-    on_start_failed
-        Called with one line when a start failed; the host tries again after its back-off.
-
-    Attributes
-    ----------
-    start_s
-        Seconds that the latest start took, until the engine answered.
-    installed
-        The weights that the engine went over to: from the next start on it begins with them. None: with its model's.
-    """
-
     def __init__(
         self,
         spec: EngineSpec,
         directory: Path,
         *,
+        # Called with a client and the engine's description when a new incarnation answers.
         on_ready: Callable[[EngineClient, EngineInfo], None],
-        on_lost: Callable[[str], None],
+        on_lost: Callable[[str], None],  # called with a reason when an incarnation that was ready is gone
+        # Called with one line when a start failed; the host tries again after its back-off.
         on_start_failed: Callable[[str], None],
-        records: Path | None = None,
+        records: Path | None = None,  # see `EngineProcess`
         watch: Watch | None = None,
+        # Directory on the node's own disk: the engine loads its model from a copy there. None: from the model's path.
         weights: Path | None = None,
     ) -> None:
         self.spec = spec
@@ -117,7 +88,8 @@ class EngineHost:
         self._process: EngineProcess | None = None
         self._is_ready = False
         self._condemned: asyncio.Future[str] | None = None
-        self.start_s = 0.0
+        self.start_s = 0.0  # seconds that the latest start took, until the engine answered
+        # The weights that the engine went over to: from the next start on it begins with them. None: with its model's.
         self.installed: NodeWeights | None = None
 
     @property

@@ -14,13 +14,7 @@ _LAST_CHUNKS = 32
 
 
 class Printed:
-    """The worker's end of one process's standard output and error.
-
-    Attributes
-    ----------
-    write_end
-        The descriptor for the process.
-    """
+    """The worker's end of one process's standard output and error; the process has `write_end`."""
 
     def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()

@@ -205,7 +205,6 @@ class RolloutWorker(WorkerPlugin):
     # -- the engine's life -------------------------------------------------------------------------
 
     def _description(self, gpus: Sequence[str], wants: Mapping[str, Any] | None = None) -> EngineWorkerReport:
-        """What the scheduler needs to order an engine here."""
         assert self.worker is not None
         return EngineWorkerReport(
             name=str(self.worker.name),

@@ -15,17 +15,11 @@ _MIB = 1 << 20
 
 
 class LimitExceeded(Exception):
-    """A call used more than it may; the message is one line.
-
-    Attributes
-    ----------
-    cause
-        The limit.
-    """
+    """A call used more than it may; the message is one line."""
 
     def __init__(self, cause: LimitCause, message: str) -> None:
         super().__init__(message)
-        self.cause = cause
+        self.cause = cause  # the limit
 
 
 def _nothing() -> None:
@@ -34,43 +28,18 @@ def _nothing() -> None:
 
 @dataclass(slots=True, eq=False)
 class RunningCall:
-    """One call of a plain function.
-
-    Attributes
-    ----------
-    terms
-        What its process sets for itself.
-    cores
-        The cores that are its alone; empty: it shares those of its worker.
-    memory_bytes
-        Limit of the memory of all its processes; 0: none.
-    most_processes
-        Limit of its processes and threads.
-    scratch, most_scratch_bytes
-        Its directory for temporary files, and the limit of what is there.
-    pid
-        Of its process; 0 while it is not known.
-    group
-        Its control group; None where it has none.
-    kill
-        Kills its process with everything below it.
-    printed
-        The end of what it has printed; set when it has ended.
-    exceeded
-        The limit for which it was killed; None: it was not.
-    """
-
-    terms: CallTerms = field(default_factory=CallTerms)
-    cores: tuple[int, ...] = ()
-    memory_bytes: int = 0
-    most_processes: int = 1024
+    terms: CallTerms = field(default_factory=CallTerms)  # what its process sets for itself
+    cores: tuple[int, ...] = ()  # the cores that are its alone; empty: it shares those of its worker
+    memory_bytes: int = 0  # limit of the memory of all its processes; 0: none
+    most_processes: int = 1024  # limit of its processes and threads
+    # `scratch`, `most_scratch_bytes`: its directory for temporary files, and the limit of what is there.
     scratch: str = ""
     most_scratch_bytes: int = 10 << 30
-    pid: Callable[[], int] | None = None
-    group: Cgroup | None = None
-    kill: Callable[[], None] = _nothing
-    printed: str = ""
-    exceeded: LimitExceeded | None = None
+    pid: Callable[[], int] | None = None  # of its process; 0 while it is not known
+    group: Cgroup | None = None  # its control group; None where it has none
+    kill: Callable[[], None] = _nothing  # kills its process with everything below it
+    printed: str = ""  # the end of what it has printed; set when it has ended
+    exceeded: LimitExceeded | None = None  # the limit for which it was killed; None: it was not
 
     def running(self, pid: Callable[[], int] | None, group: Cgroup | None, kill: Callable[[], None]) -> None:
         """Its process has begun, or has ended (None)."""

@@ -173,7 +173,6 @@ def _print_to(output: int) -> None:
 
 
 def _join(files: list[str]) -> None:
-    """Join the control group of this process."""
     for path in files:
         with open(path, "w", encoding="ascii") as file:
             file.write("0")

@@ -55,19 +55,14 @@ _END_S = 5.0
 
 
 class ToolRaised(Exception):
-    """The function raised; the message is one line, `detail` its traceback.
-
-    Attributes
-    ----------
-    cause, retry_after_s
-        As in `ActionFinished`: a limit behind it, or the refusal of an API.
-    """
+    """The function raised; the message is one line, `detail` its traceback."""
 
     def __init__(
         self, message: str, detail: str, cause: ActionStatus = "raised", retry_after_s: float | None = None
     ) -> None:
         super().__init__(message)
         self.detail = detail
+        # `cause`, `retry_after_s`: as in `ActionFinished`: a limit behind it, or the refusal of an API.
         self.cause = cause
         self.retry_after_s = retry_after_s
 
@@ -77,24 +72,16 @@ class ToolProcessEnded(Exception):
 
 
 class _Process:
-    """One process: its number and pid (0 until the server has told), its streams, and where it imports from.
-
-    Attributes
-    ----------
-    cpus
-        Numeric libraries in it were loaded for so many; -1: it has run nothing.
-    lasting
-        Whether it may serve another call.
-    """
+    """One process: its number and pid (0 until the server has told), its streams, and where it imports from."""
 
     def __init__(self, number: int, path: tuple[str, ...], printed: Printed) -> None:
         self.number = number
         self.path = path
         self.printed = printed
         self.pid = 0
-        self.cpus = -1
+        self.cpus = -1  # numeric libraries in it were loaded for so many; -1: it has run nothing
         self.group: Cgroup | None = None
-        self.lasting = True
+        self.lasting = True  # whether it may serve another call
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.reader: asyncio.StreamReader
         self.writer: asyncio.StreamWriter
@@ -141,17 +128,13 @@ class _Process:
 
 
 class ToolProcesses:
-    """A pool of processes, forked when they are needed.
+    """A pool of processes, forked when they are needed."""
 
-    Parameters
-    ----------
-    at_once
-        Calls that run at the same time; others wait.
-    groups
-        Where each process has a control group; None: nowhere.
-    """
-
-    def __init__(self, at_once: int = MAX_PROCESSES, groups: CgroupTree | None = None) -> None:
+    def __init__(
+        self,
+        at_once: int = MAX_PROCESSES,  # calls that run at the same time; others wait
+        groups: CgroupTree | None = None,  # where each process has a control group; None: nowhere
+    ) -> None:
         self._free = asyncio.Semaphore(at_once)
         self._most_idle = at_once
         self._groups = groups
@@ -210,7 +193,6 @@ class ToolProcesses:
                     call.printed = process.printed.end()
 
     def _confine(self, process: _Process, call: RunningCall) -> None:
-        """Give the process the cores and the limits of this call, where the kernel enforces them."""
         process.cpus = call.terms.cpus
         group = process.group
         if group is not None:

@@ -214,9 +214,7 @@ class ToolWorker(WorkerPlugin):
             return "sandbox-missing", b"", str(error), "", None
         except ReplayDiffers as error:
             return "sandbox-differs", b"", str(error), "", None
-        except SandboxFailed as error:
-            return "raised", b"", str(error), "", None
-        except ToolProcessEnded as error:
+        except (SandboxFailed, ToolProcessEnded) as error:
             return "raised", b"", str(error), "", None
         except ServiceFailed as error:
             return "lost", b"", str(error), "", None

@@ -7,7 +7,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from heddle_dask.core.commands import FetchWeights, InstallWeights
 from heddle_dask.core.errors import HeddleError
@@ -21,7 +20,7 @@ from heddle_dask.engines.node_weights import FetchStopped, NodeWeights, NodeWeig
 from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
-from heddle_dask.live.worker.engine_host import EngineHost
+from heddle_dask.live.worker.context_mover import EngineOwner
 from heddle_dask.weights.collective import is_collective
 
 # A load may fail because the engine was killed or its files were damaged meanwhile: it is tried again once, with files
@@ -29,36 +28,13 @@ from heddle_dask.weights.collective import is_collective
 _MOST_FAILED_LOADS = 2
 
 
-class WeightsOwner(Protocol):
-    """What is needed of the rollout worker."""
-
-    engine_id: str
-    spec: EngineSpec
-
-    @property
-    def client(self) -> EngineClient | None:
-        """The client of the engine that answers now, if any."""
-        ...
-
-    @property
-    def host(self) -> EngineHost | None:
-        """The supervision of the engine, if any."""
-        ...
-
-
 class WeightKeeper:
-    """Carries out the scheduler's orders; every order is answered once, unless a newer one replaces it.
-
-    Parameters
-    ----------
-    directory
-        The node's directory of fetched weights, shared with the other workers of the node.
-    """
+    """Carries out the scheduler's orders; every order is answered once, unless a newer one replaces it."""
 
     def __init__(
         self,
-        owner: WeightsOwner,
-        directory: Path,
+        owner: EngineOwner,
+        directory: Path,  # the node's directory of fetched weights, shared with the other workers of the node
         report: Callable[[Report], None],
         background: BackgroundTasks,
     ) -> None:

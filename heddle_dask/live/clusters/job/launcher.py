@@ -78,7 +78,6 @@ def _worker(
     scratch: Path,
     environ: Mapping[str, str],
 ) -> SupervisedProcess:
-    """A worker of the job, not started yet."""
     logs = scratch if options.logs is None else options.logs.absolute()
     encrypted = ["--protocol", "tcp"] if options.tls is None else ["--protocol", "tls", *options.tls.options]
     connection = [*encrypted, "--host", host, *options.port_options, "--death-timeout", str(_DEATH_TIMEOUT_S)]

@@ -33,48 +33,23 @@ class WorkerTls:
 
 @dataclass(frozen=True, slots=True)
 class JobOptions:
-    """What one job hosts.
-
-    Attributes
-    ----------
-    address
-        Of the Dask scheduler.
-    workers
-        Number of Dask workers; each rollout worker may host one engine.
-    tp_degree
-        GPUs of each rollout worker.
-    cpus
-        CPUs that the actions of each tool worker may use.
-    ends_in_s
-        Seconds until the job ends; None: the batch system is asked.
-    drain_s
-        The drain begins so many seconds before the end.
-    kill_wait_s
-        After SIGTERM the job is expected to be killed no earlier than this.
-    interface, host
-        Network interface or address of the workers; without both, the address from which the scheduler is reached.
-    worker_ports
-        First and last port of workers and nannies; None: any.
-    scratch
-        Where the directory of this job is made, and removed at its end; None: the directory for temporary files.
-    logs
-        Directory of the workers' and engines' logs; None: with the scratch.
-    """
-
-    address: str
+    address: str  # of the Dask scheduler
     name: str
     role: Role = "rollout"
-    workers: int = 1
-    tp_degree: int = 1
-    cpus: int = 1
-    ends_in_s: float | None = None
-    drain_s: float = 120.0
-    kill_wait_s: float = 25.0
+    workers: int = 1  # number of Dask workers; each rollout worker may host one engine
+    tp_degree: int = 1  # GPUs of each rollout worker
+    cpus: int = 1  # CPUs that the actions of each tool worker may use
+    ends_in_s: float | None = None  # seconds until the job ends; None: the batch system is asked
+    drain_s: float = 120.0  # the drain begins so many seconds before the end
+    kill_wait_s: float = 25.0  # after SIGTERM the job is expected to be killed no earlier than this
+    # `interface`, `host`: network interface or address of the workers; without both, the address from which the
+    # scheduler is reached.
     interface: str | None = None
     host: str | None = None
-    worker_ports: tuple[int, int] | None = None
+    worker_ports: tuple[int, int] | None = None  # first and last port of workers and nannies; None: any
+    # Where the directory of this job is made, and removed at its end; None: the directory for temporary files.
     scratch: Path | None = None
-    logs: Path | None = None
+    logs: Path | None = None  # directory of the workers' and engines' logs; None: with the scratch
     tls: WorkerTls | None = None
     connect_s: float = 30.0
 
@@ -103,12 +78,7 @@ class JobOptions:
         return ["--worker-port", ports, "--nanny-port", ports]
 
     def check(self) -> None:
-        """Refuse what cannot work.
-
-        Raises
-        ------
-        BadInput
-        """
+        """Refuse what cannot work."""
         if self.interface is not None and self.host is not None:
             raise BadInput(f"--interface {self.interface} and --host {self.host}: give one of them")
         if self.ends_in_s is not None and not (math.isfinite(self.ends_in_s) and self.ends_in_s > 0):

@@ -52,7 +52,6 @@ def job_scratch(base: Path | None) -> Iterator[Path]:
 
 
 def _remove_abandoned(place: Path) -> None:
-    """Remove directories of jobs of this user that have died."""
     for path in place.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             if path.is_symlink() or path.stat().st_uid != os.geteuid():

@@ -142,12 +142,7 @@ class SlurmCluster(SupervisedCluster):
             await self._close()
 
     async def _check(self) -> None:
-        """Refuse what SLURM would refuse, before anything is started or written.
-
-        Raises
-        ------
-        BadInput
-        """
+        """Refuse what SLURM would refuse, before anything is started or written."""
         groups = self.cluster_plan.groups.values()
         if self.cluster_plan.backend == "srun" and not (
             "SLURM_JOB_ID" in os.environ and shutil.which("srun")
@@ -166,7 +161,6 @@ class SlurmCluster(SupervisedCluster):
             await self._queue.check_walltimes(groups)
 
     def _prepare(self) -> None:
-        """Make the directories and the keys."""
         assert self.cluster_plan.shared is not None
         for path in (self.logs, self.cluster_plan.shared):
             try:
@@ -214,12 +208,10 @@ class SlurmCluster(SupervisedCluster):
     # -- what the tending asks for -----------------------------------------------------------------
 
     def _note(self, line: str) -> None:
-        """Tell what has become of a job."""
         _LOG.info("%s", line)
         self._on_event(line)
 
     def _job_spec(self, group: WorkerGroup, name: str) -> dict[str, Any]:
-        """What `SpecCluster` needs to start a job of a group."""
         options: dict[str, Any] = {"group": group, "script": self._script}
         if self.cluster_plan.backend == "slurm":
             from heddle_dask.live.clusters.slurm.slurm_job import SlurmGroupJob

@@ -38,12 +38,7 @@ def gpus_asked_for(gres: str | None, directives: Iterable[str]) -> int | None:
 
 
 def check_directive(directive: str) -> None:
-    """Refuse an option that the job script gives itself, or that a job of one node cannot have.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse an option that the job script gives itself, or that a job of one node cannot have."""
     check_line("directives", directive)
     key = re.split(r"[= ]", directive.strip(), maxsplit=1)[0]
     if not key.startswith("-") and key != "hetjob":
@@ -58,12 +53,7 @@ def check_directive(directive: str) -> None:
 
 
 def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    """Refuse what is not among `allowed`; the message names the nearest.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse what is not among `allowed`; the message names the nearest."""
     if value not in allowed:
         near = get_close_matches(value, allowed, n=1) if isinstance(value, str) else []
         hint = f" (did you mean {near[0]!r}?)" if near else ""
@@ -71,23 +61,13 @@ def check_choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
 
 
 def check_line(name: str, text: object) -> None:
-    """Refuse what is no text of one line: it would become another line of the job script.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse what is no text of one line: it would become another line of the job script."""
     if not isinstance(text, str) or any(ord(sign) < 32 for sign in text):
         raise BadInput(f"{name} is {text!r}: use a text of one line, without control characters")
 
 
 def check_node_path(name: str, path: str) -> None:
-    """Refuse what is no absolute path on a node, in which the shell replaces variables and nothing else.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse what is no absolute path on a node, in which the shell replaces variables and nothing else."""
     if not _NODE_PATH.fullmatch(path):
         raise BadInput(
             f"{name} is {path!r}: give an absolute path of letters, digits, variables ($NAME) and . _ - + = % @ ~"
@@ -95,11 +75,6 @@ def check_node_path(name: str, path: str) -> None:
 
 
 def check_export(export: str) -> None:
-    """Refuse what is neither ALL, NONE nor names of variables: values are in the job script, and seen by others.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse what is neither ALL, NONE nor names of variables: values are in the job script, and seen by others."""
     if not _EXPORT.fullmatch(export):
         raise BadInput(f"export is {export!r}: use ALL, NONE, or names of variables separated by commas")

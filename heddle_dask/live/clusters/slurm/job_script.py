@@ -212,7 +212,6 @@ def _launcher(plan: ClusterPlan, container: Container | None) -> list[str]:
 def _container(
     plan: ClusterPlan, group: WorkerGroup, container: Container, credentials: Credentials | None
 ) -> str:
-    """The command that runs the launcher in an image; it hands the signals of the job on."""
     paths = [] if plan.logs is None else [str(plan.logs)]
     if credentials is not None:
         paths.append(os.path.dirname(credentials.key))

@@ -24,22 +24,13 @@ def worker_names(group: WorkerGroup, job_name: str) -> tuple[str, ...]:
 
 
 class JobTable:
-    """Records of all jobs of a plan.
-
-    Attributes
-    ----------
-    present
-        Jobs that have been submitted and not been forgotten, by name, in the order of their submission.
-    ended
-        The latest of the others.
-    """
-
     def __init__(self, plan: ClusterPlan) -> None:
         self._plan = plan
         self._numbers = dict.fromkeys(plan.groups, 0)
         self._trouble = ""
+        # Jobs that have been submitted and not been forgotten, by name, in the order of their submission.
         self.present: dict[str, JobRecord] = {}
-        self.ended: deque[JobRecord] = deque(maxlen=_ENDED_KEPT)
+        self.ended: deque[JobRecord] = deque(maxlen=_ENDED_KEPT)  # the latest of the others
 
     def take_plan(self, plan: ClusterPlan) -> None:
         """The limits of the groups have changed."""

@@ -27,30 +27,19 @@ ScriptOf = Callable[[WorkerGroup, str, str], str]
 
 
 class LocalGroupJob(ProcessInterface):
-    """One job of a group as a supervised process of this machine: it never outlives the driver.
-
-    Parameters
-    ----------
-    scheduler, name
-        Given by `SpecCluster`: the scheduler's address and the name of the job.
-    script
-        Writes its script.
-    command
-        What runs the shell with the script.
-    records
-        Directory of the records of supervised processes.
-    """
+    """One job of a group as a supervised process of this machine: it never outlives the driver."""
 
     def __init__(
         self,
+        # `scheduler`, `name`: given by `SpecCluster`: the scheduler's address and the name of the job.
         scheduler: str,
         name: str,
         *,
         group: WorkerGroup,
-        script: ScriptOf,
-        command: Sequence[str] = (),
+        script: ScriptOf,  # writes its script
+        command: Sequence[str] = (),  # what runs the shell with the script
         logs: Path,
-        records: Path,
+        records: Path,  # directory of the records of supervised processes
     ) -> None:
         argv = [*command, "/bin/bash", "-c", script(group, name, scheduler)]
         self.name = name

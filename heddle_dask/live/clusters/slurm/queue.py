@@ -37,24 +37,11 @@ class SlurmFailed(HeddleError):
 
 
 class SlurmQueue:
-    """The batch system as the driver sees it.
-
-    Attributes
-    ----------
-    squeue_calls
-        How often it was asked: sites limit this.
-    """
-
     def __init__(self) -> None:
-        self.squeue_calls = 0
+        self.squeue_calls = 0  # how often it was asked: sites limit this
 
     async def check_walltimes(self, groups: Iterable[WorkerGroup]) -> None:
-        """Refuse walltimes over the limit of the partition: most sites accept such jobs, and never start them.
-
-        Raises
-        ------
-        BadInput
-        """
+        """Refuse walltimes over the limit of the partition: most sites accept such jobs, and never start them."""
         code, out, _ = await _run(["sinfo", "-h", "-o", "%R|%l"])
         limits = {} if code else walltime_limits(out)
         for group in groups:

@@ -33,41 +33,18 @@ QUEUED = (JobPhase.SUBMITTED, JobPhase.PENDING)
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What a queue says of one job.
-
-    Attributes
-    ----------
-    reason
-        Why it is pending, refused, or has ended.
-    ends_s
-        When its walltime ends; None where that is unknown.
-    planned
-        Whether an end was to be expected: the job left by itself, or its walltime has passed.
-    """
+    """What a queue says of one job."""
 
     phase: JobPhase
-    reason: str = ""
-    ends_s: float | None = None
+    reason: str = ""  # why it is pending, refused, or has ended
+    ends_s: float | None = None  # when its walltime ends; None where that is unknown
+    # Whether an end was to be expected: the job left by itself, or its walltime has passed.
     planned: bool = False
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class JobRecord:
-    """One job, from its submission to its end.
-
-    Attributes
-    ----------
-    running_s, joined_s, seen_s
-        When it was first seen running, when its workers had first joined, and when they were last seen.
-    ends_s
-        When its walltime ends.
-    failing_s, trouble
-        Since when an engine of it has failed to start, and why; None and empty: none does.
-    drains
-        Whether it leaves by itself, since its time is over or it is being preempted.
-    leaving
-        Why it is being drained or cancelled by the cluster; empty: it is not.
-    """
+    """One job, from its submission to its end."""
 
     name: str
     group: str
@@ -76,14 +53,17 @@ class JobRecord:
     phase: JobPhase = JobPhase.SUBMITTED
     reason: str = ""
     planned: bool = False
+    # `running_s`, `joined_s`, `seen_s`: when it was first seen running, when its workers had first joined, and when
+    # they were last seen.
     running_s: float | None = None
     joined_s: float | None = None
     seen_s: float | None = None
-    ends_s: float | None = None
+    ends_s: float | None = None  # when its walltime ends
+    # `failing_s`, `trouble`: since when an engine of it has failed to start, and why; None and empty: none does.
     failing_s: float | None = None
     trouble: str = ""
-    drains: bool = False
-    leaving: str = ""
+    drains: bool = False  # whether it leaves by itself, since its time is over or it is being preempted
+    leaving: str = ""  # why it is being drained or cancelled by the cluster; empty: it is not
 
     def __repr__(self) -> str:
         told = self.leaving or self.reason or self.trouble
@@ -179,41 +159,23 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class GroupTimes:
-    """Times of a group's jobs.
+    """Times of a group's jobs."""
 
-    Attributes
-    ----------
-    start_timeout_s
-        Within this, from when a job runs, its workers must join; and come back, when they were away.
-    lead_s
-        So long before the end of a job's walltime its replacement is submitted.
-    """
-
+    # Within this, from when a job runs, its workers must join; and come back, when they were away.
     start_timeout_s: float
-    lead_s: float = 0.0
+    lead_s: float = 0.0  # so long before the end of a job's walltime its replacement is submitted
 
 
 @dataclass(frozen=True, slots=True)
 class Review:
-    """What is to be done.
+    """What is to be done."""
 
-    Attributes
-    ----------
-    gone
-        Jobs that have ended, to be forgotten.
-    cancel
-        Jobs to be cancelled, by name, with the reason.
-    submit, surplus
-        Jobs to be submitted now, and jobs too many, by group.
-    losses
-        Of every group, for the next review.
-    """
-
-    gone: tuple[JobRecord, ...] = ()
-    cancel: Mapping[str, str] = field(default_factory=dict)
+    gone: tuple[JobRecord, ...] = ()  # jobs that have ended, to be forgotten
+    cancel: Mapping[str, str] = field(default_factory=dict)  # jobs to be cancelled, by name, with the reason
+    # `submit`, `surplus`: jobs to be submitted now, and jobs too many, by group.
     submit: Mapping[str, int] = field(default_factory=dict)
     surplus: Mapping[str, int] = field(default_factory=dict)
-    losses: Mapping[str, Losses] = field(default_factory=dict)
+    losses: Mapping[str, Losses] = field(default_factory=dict)  # of every group, for the next review
 
 
 def review(

@@ -19,44 +19,26 @@ _SLOTS_UNKNOWN = 8
 
 @dataclass(frozen=True, slots=True)
 class ScalingRule:
-    """The constants of the rule.
+    """The constants of the rule."""
 
-    Attributes
-    ----------
-    llm_target_s
-        An engine more is worth its start if the open LLM work would otherwise take longer than this.
-    tool_target_s
-        The same for a tool worker and the tool work that waits.
-    hold_s
-        The wanted number of a group falls after it has been lower for so long.
-    spill_s
-        A job that has waited in the queue for so long is not counted on: the next group of its role gets the work.
-    """
-
+    # An engine more is worth its start if the open LLM work would otherwise take longer than this.
     llm_target_s: float = 300.0
-    tool_target_s: float = 30.0
-    hold_s: float = 300.0
+    tool_target_s: float = 30.0  # the same for a tool worker and the tool work that waits
+    hold_s: float = 300.0  # the wanted number of a group falls after it has been lower for so long
+    # A job that has waited in the queue for so long is not counted on: the next group of its role gets the work.
     spill_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSize:
-    """What the rule needs of a group.
-
-    Attributes
-    ----------
-    units
-        Engines of one job, or its tool CPUs.
-    stuck
-        Its jobs that have waited in the queue for at least `ScalingRule.spill_s`.
-    """
+    """What the rule needs of a group."""
 
     name: str
     role: str
-    units: int
+    units: int  # engines of one job, or its tool CPUs
     minimum: int
     maximum: int
-    stuck: int = 0
+    stuck: int = 0  # its jobs that have waited in the queue for at least `ScalingRule.spill_s`
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +52,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class ScalingState:
-    """What the rule remembers from one call to the next.
-
-    Attributes
-    ----------
-    tokens_per_engine_s
-        Measured speed of a busy engine; None before the first measurement.
-    """
+    """What the rule remembers from one call to the next."""
 
     held: Mapping[str, Held] = field(default_factory=dict)
+    # Measured speed of a busy engine; None before the first measurement.
     tokens_per_engine_s: float | None = None
     measured_at_s: float = 0.0
     measured_tokens: int = 0

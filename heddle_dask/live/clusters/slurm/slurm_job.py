@@ -44,25 +44,17 @@ with no_signal_handlers():
 
 
 class SlurmGroupJob(SLURMJob):
-    """One job of a group, submitted with the script of this project in place of dask-jobqueue's.
-
-    Parameters
-    ----------
-    scheduler, name
-        Given by `SpecCluster`: the scheduler's address and the name of the job.
-    script
-        Writes its script.
-    queue
-        Submits and cancels it.
-
-    Attributes
-    ----------
-    refused
-        Why it could not be submitted; empty: it was.
-    """
+    """One job of a group, submitted with the script of this project in place of dask-jobqueue's."""
 
     def __init__(
-        self, scheduler: str, name: str, *, group: WorkerGroup, script: ScriptOf, queue: SlurmQueue
+        self,
+        # `scheduler`, `name`: given by `SpecCluster`: the scheduler's address and the name of the job.
+        scheduler: str,
+        name: str,
+        *,
+        group: WorkerGroup,
+        script: ScriptOf,  # writes its script
+        queue: SlurmQueue,  # submits and cancels it
     ) -> None:
         super().__init__(
             scheduler,
@@ -75,7 +67,7 @@ class SlurmGroupJob(SLURMJob):
             memory=f"{group.memory_bytes or 1024}B",
             processes=1,
         )
-        self.refused = ""
+        self.refused = ""  # why it could not be submitted; empty: it was
         self._script = script(group, name, scheduler)
         self._queue = queue
 

@@ -39,37 +39,20 @@ _TAKES_S = 60.0
 
 
 class Tending:
-    """One pass after the other until it is stopped.
-
-    Parameters
-    ----------
-    cluster
-        Whose jobs are tended: they are the entries of its `worker_spec`.
-    queue
-        The batch system.
-    job_spec
-        What the cluster needs to start a job of this name.
-    cancel_jobs
-        Cancels the SLURM jobs among these; the other jobs are ended when they are closed.
-    note
-        Takes a line about what has become of a job.
-
-    Attributes
-    ----------
-    wanted
-        Jobs of each group.
-    """
+    """One pass after the other until it is stopped."""
 
     def __init__(
         self,
-        cluster: SupervisedCluster,
+        cluster: SupervisedCluster,  # whose jobs are tended: they are the entries of its `worker_spec`
         plan: ClusterPlan,
         rule: ScalingRule,
         *,
-        queue: SlurmQueue,
+        queue: SlurmQueue,  # the batch system
+        # What the cluster needs to start a job of this name.
         job_spec: Callable[[WorkerGroup, str], dict[str, Any]],
+        # Cancels the SLURM jobs among these; the other jobs are ended when they are closed.
         cancel_jobs: Callable[[list[str]], Awaitable[None]],
-        note: Callable[[str], None],
+        note: Callable[[str], None],  # takes a line about what has become of a job
     ) -> None:
         self._cluster = cluster
         self._queue = queue
@@ -80,7 +63,7 @@ class Tending:
         self._rule = rule
         self._adaptive = plan.adaptive
         self._pinned: set[str] = set()
-        self.wanted = {name: group.first for name, group in plan.groups.items()}
+        self.wanted = {name: group.first for name, group in plan.groups.items()}  # jobs of each group
         self.table = JobTable(plan)
         self._losses: Mapping[str, Losses] = {}
         # What the plan asks for at the start holds as long as what the demand has asked for.
@@ -276,7 +259,6 @@ class Tending:
         return False
 
     async def _drain(self, job: JobRecord) -> None:
-        """Have the scheduler move away what the job's workers hold, then close the job."""
         group = self._plan.groups[job.group]
         names = worker_names(group, job.name)
         late: tuple[str, ...] = names

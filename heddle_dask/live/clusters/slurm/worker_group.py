@@ -45,26 +45,16 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """An image in which the workers of a group run; ``sbatch`` and ``srun`` stay outside.
-
-    Attributes
-    ----------
-    image
-        For Apptainer a path or URI (``/images/heddle.sif``); for Pyxis what ``--container-image`` takes.
-    binds
-        ``SOURCE[:DESTINATION[:OPTIONS]]`` of directories that the workers see, besides scratch, caches, logs and
-        credentials.
-    options
-        Further arguments of ``apptainer exec`` or ``srun``.
-    python
-        Python inside the image, which has heddle_dask.
-    """
+    """An image in which the workers of a group run; ``sbatch`` and ``srun`` stay outside."""
 
     runtime: Runtime
+    # For Apptainer a path or URI (``/images/heddle.sif``); for Pyxis what ``--container-image`` takes.
     image: str
+    # ``SOURCE[:DESTINATION[:OPTIONS]]`` of directories that the workers see, besides scratch, caches, logs and
+    # credentials.
     binds: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-    python: str = "python3"
+    options: tuple[str, ...] = ()  # further arguments of ``apptainer exec`` or ``srun``
+    python: str = "python3"  # Python inside the image, which has heddle_dask
 
     def __post_init__(self) -> None:
         check_choice("runtime", self.runtime, RUNTIMES)
@@ -79,39 +69,7 @@ class Container:
 
 @dataclass(frozen=True, slots=True)
 class WorkerGroup:
-    """Equal jobs, each of one node.
-
-    Attributes
-    ----------
-    engines
-        Rollout group: engines of one job, each in a worker of its own, with GPUs of its own.
-    tp_degree
-        Rollout group: GPUs of each engine.
-    tool_cpus
-        Tool group: CPUs of a job that actions may use; all of them unless given.
-    cpus
-        CPUs of a job.
-    memory_bytes
-        Memory of a job; None: the partition's default.
-    walltime_s
-        None: the partition's default; workers ask SLURM when their job ends.
-    minimum, maximum
-        Jobs. The group is scaled between them by demand.
-    initial
-        Jobs at the start; None: `minimum`.
-    prologue
-        Lines of shell before the worker, such as ``module load cuda``.
-    directives
-        Further options of ``sbatch``, such as ``--exclusive``.
-    start_timeout_s
-        Longest time from the start of a job to the first step of its engines; time in the queue does not count.
-    drain_s
-        How long before its end a job begins to leave: it starts no step, and its trajectories move.
-    env
-        Variables of the worker's environment.
-    hardware
-        Rollout group: class of its GPUs, for affinity; empty: all engines are alike.
-    """
+    """Equal jobs, each of one node."""
 
     name: str
     role: Role
@@ -121,22 +79,25 @@ class WorkerGroup:
     reservation: str | None = None
     gres: str | None = None
     constraint: str | None = None
-    cpus: int = 1
-    memory_bytes: int | None = None
-    walltime_s: float | None = None
-    engines: int = 0
-    tp_degree: int = 0
-    tool_cpus: int = 0
+    cpus: int = 1  # CPUs of a job
+    memory_bytes: int | None = None  # memory of a job; None: the partition's default
+    walltime_s: float | None = None  # None: the partition's default; workers ask SLURM when their job ends
+    engines: int = 0  # rollout group: engines of one job, each in a worker of its own, with GPUs of its own
+    tp_degree: int = 0  # rollout group: GPUs of each engine
+    tool_cpus: int = 0  # tool group: CPUs of a job that actions may use; all of them unless given
+    # `minimum`, `maximum`: jobs. The group is scaled between them by demand.
     minimum: int = 1
     maximum: int | None = None
-    initial: int | None = None
-    prologue: tuple[str, ...] = ()
-    directives: tuple[str, ...] = ()
+    initial: int | None = None  # jobs at the start; None: `minimum`
+    prologue: tuple[str, ...] = ()  # lines of shell before the worker, such as ``module load cuda``
+    directives: tuple[str, ...] = ()  # further options of ``sbatch``, such as ``--exclusive``
     container: Container | None = None
+    # Longest time from the start of a job to the first step of its engines; time in the queue does not count.
     start_timeout_s: float = 600.0
+    # How long before its end a job begins to leave: it starts no step, and its trajectories move.
     drain_s: float = 120.0
-    env: Mapping[str, str] = field(default_factory=dict)
-    hardware: str = ""
+    env: Mapping[str, str] = field(default_factory=dict)  # variables of the worker's environment
+    hardware: str = ""  # rollout group: class of its GPUs, for affinity; empty: all engines are alike
 
     @property
     def maximum_of_pool(self) -> PoolMaximum | None:
@@ -164,7 +125,6 @@ class WorkerGroup:
             raise BadInput(f"group {self.name}: {error}") from None
 
     def _complete(self) -> None:
-        """Give the fields that depend on others their value."""
         check_choice("role", self.role, ROLES)
         check_count("cpus", self.cpus)
         for name in ("engines", "tp_degree", "tool_cpus", "minimum"):
@@ -268,12 +228,7 @@ class WorkerGroup:
 
 
 def check_group_name(name: str) -> None:
-    """Refuse a name that is none, or could be that of a job of another group.
-
-    Raises
-    ------
-    BadInput
-    """
+    """Refuse a name that is none, or could be that of a job of another group."""
     if not _NAME.fullmatch(name) or len(name) > 40:
         raise BadInput(
             f"group {name!r}: a name is at most 40 letters, digits, _ and -, begins with a letter, and has a letter "
@@ -283,70 +238,39 @@ def check_group_name(name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ClusterPlan:
-    """Groups of workers and what they share.
+    """Groups of workers and what they share."""
 
-    Attributes
-    ----------
-    backend
-        ``slurm``: each job is submitted with ``sbatch``. ``srun``: each is a step of the allocation in which the driver
-        runs. ``local``: each is a process of this machine.
-    groups
-        By name.
-    interface
-        Network interface of scheduler and workers, such as ``ib0``.
-    host
-        Address or name by which workers reach the scheduler, where `interface` does not say it.
-    worker_ports
-        First and last port on which workers listen; None: any.
-    scheduler_port
-        0: any.
-    scratch
-        Directory on node-local disk, in which each job has one of its own, which is removed after it. The node expands
-        variables: ``$TMPDIR``.
-    caches
-        Directory on node-local disk for caches of models and compilers, which jobs of one user share and which stays.
-        None: in the directory of the user under `scratch`.
-    stage_weights
-        Whether model weights are copied to `caches` once per node, and engines load them from there. Copies stay for
-        later jobs; one that no engine uses goes when another one needs its room.
-    shared
-        Directory that all nodes see, for credentials. None: beside the logs.
-    logs
-        Directory that all nodes see, for logs of jobs and engines. None: beside the run.
-    python
-        Interpreter of the workers; None: this one. All nodes see it, except where a container has its own.
-    tls
-        Whether Dask connections are encrypted, with a key made for this cluster.
-    offline
-        Whether jobs must not try to reach the model hub.
-    adaptive
-        Whether groups are scaled by demand between their minimum and maximum.
-    export
-        Variables of the driver that jobs get, as ``sbatch --export`` takes them: ``ALL``, ``NONE`` or names.
-    poll_s
-        Seconds between two questions to ``squeue``, for all jobs together.
-    dashboard_address
-        ``HOST:PORT`` of the dashboard; loopback unless given.
-    """
-
-    groups: Mapping[str, WorkerGroup]
+    groups: Mapping[str, WorkerGroup]  # by name
+    # ``slurm``: each job is submitted with ``sbatch``. ``srun``: each is a step of the allocation in which the driver
+    # runs. ``local``: each is a process of this machine.
     backend: Backend = "slurm"
-    interface: str | None = None
+    interface: str | None = None  # network interface of scheduler and workers, such as ``ib0``
+    # Address or name by which workers reach the scheduler, where `interface` does not say it.
     host: str | None = None
-    worker_ports: tuple[int, int] | None = None
-    scheduler_port: int = 0
+    worker_ports: tuple[int, int] | None = None  # first and last port on which workers listen; None: any
+    scheduler_port: int = 0  # 0: any
+    # Directory on node-local disk, in which each job has one of its own, which is removed after it. The node expands
+    # variables: ``$TMPDIR``.
     scratch: str = "/tmp"
+    # Directory on node-local disk for caches of models and compilers, which jobs of one user share and which stays.
+    # None: in the directory of the user under `scratch`.
     caches: str | None = None
+    # Whether model weights are copied to `caches` once per node, and engines load them from there. Copies stay for
+    # later jobs; one that no engine uses goes when another one needs its room.
     stage_weights: bool = False
+    # Directory that all nodes see, for credentials. None: beside the logs.
     shared: Path | None = None
+    # Directory that all nodes see, for logs of jobs and engines. None: beside the run.
     logs: Path | None = None
+    # Interpreter of the workers; None: this one. All nodes see it, except where a container has its own.
     python: str | None = None
-    tls: bool = True
-    offline: bool = True
-    adaptive: bool = True
+    tls: bool = True  # whether Dask connections are encrypted, with a key made for this cluster
+    offline: bool = True  # whether jobs must not try to reach the model hub
+    adaptive: bool = True  # whether groups are scaled by demand between their minimum and maximum
+    # Variables of the driver that jobs get, as ``sbatch --export`` takes them: ``ALL``, ``NONE`` or names.
     export: str = "ALL"
-    poll_s: float = 30.0
-    dashboard_address: str = "127.0.0.1:0"
+    poll_s: float = 30.0  # seconds between two questions to ``squeue``, for all jobs together
+    dashboard_address: str = "127.0.0.1:0"  # ``HOST:PORT`` of the dashboard; loopback unless given
 
     def __post_init__(self) -> None:
         check_choice("backend", self.backend, BACKENDS)

@@ -101,13 +101,7 @@ def weaker_isolation(capacity: Capacity) -> str:
 
 
 def check_context(asked: int | None, engine_takes: int | None) -> None:
-    """Refuse contexts longer than an engine takes: steps beyond would fail. None: not named.
-
-    Raises
-    ------
-    BadInput
-        They are longer.
-    """
+    """Refuse contexts longer than an engine takes: steps beyond would fail. None: not named."""
     if asked is not None and engine_takes is not None and asked > engine_takes:
         raise BadInput(
             f"max_context_tokens is {asked}, and an engine takes {engine_takes}: use at most that, or engines with a "

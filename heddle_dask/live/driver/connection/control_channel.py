@@ -171,11 +171,6 @@ class MissingCapacity:
     """Measures how long work has waited without any engine, or without any tool worker.
 
     Time in which a job that will bring one waits in a queue is not counted: it may be hours, and the work is not lost.
-
-    Parameters
-    ----------
-    limit_s
-        From then on, a wait is too long.
     """
 
     def __init__(self, limit_s: float) -> None:

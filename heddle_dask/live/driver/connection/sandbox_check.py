@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any
 
 from distributed import Client
 
@@ -17,8 +17,6 @@ from heddle_dask.live.wire.driver_messages import GetCapacity
 from heddle_dask.live.wire.messages import TOOL_RESOURCE
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.sandbox.python_runner import shared_sandbox
-
-SandboxPolicy = Literal["strong", "weak"]
 
 _POLL_S = 0.2
 
@@ -44,19 +42,6 @@ class WorkerSandbox:
     def strong(self) -> bool:
         """True if code inside can neither change the files of the invoking user nor reach the network."""
         return self.isolates_network and (self.mode == "bubblewrap" or self.as_root)
-
-
-def checked_policy(policy: str) -> str:
-    """The policy itself.
-
-    Raises
-    ------
-    BadInput
-        It is none.
-    """
-    if policy not in get_args(SandboxPolicy):
-        raise BadInput(f"sandbox is {policy!r}: use 'strong' or 'weak'")
-    return policy
 
 
 async def worker_sandbox(dask_worker: Any) -> WorkerSandbox | None:
@@ -128,7 +113,6 @@ async def _tool_sandboxes(client: Client, patience_s: float) -> dict[str, Worker
 
 
 async def _tool_jobs_coming(client: Client) -> bool:
-    """Whether jobs with tool workers queue or start."""
     try:
         queued = (await ask_scheduler(client, GetCapacity())).queued
     except (

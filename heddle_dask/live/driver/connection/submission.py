@@ -64,37 +64,25 @@ CANCELLED = "a client of the cluster cancelled its task"
 
 
 class Interrupted(Exception):
-    """A step or action has no result.
-
-    Attributes
-    ----------
-    kind
-        ``"given-up"``: by the controller; ``"result-lost"``: its worker died with the result; ``"cancelled"``: by
-        a client of the cluster (`Client.cancel`). After the last two, it may be asked for again.
-    cause
-        One line.
-    """
+    """A step or action has no result."""
 
     def __init__(self, kind: InterruptKind, cause: str) -> None:
         super().__init__(cause)
+        # ``"given-up"``: by the controller; ``"result-lost"``: its worker died with the result; ``"cancelled"``: by a
+        # client of the cluster (`Client.cancel`). After the last two, it may be asked for again.
         self.kind = kind
-        self.cause = cause
+        self.cause = cause  # one line
 
 
 class Submitter:
-    """One per driver; belongs to the client's event loop.
-
-    Attributes
-    ----------
-    on_discarded
-        Takes the trajectory of a step that was cancelled and the tokens that it had sampled, when they are known: its
-        engine answers after the trajectory has ended.
-    """
+    """One per driver; belongs to the client's event loop."""
 
     def __init__(self, client: Client, session: str) -> None:
         self._client = client
         self._session = session
         self._inbox = Inbox(client, session, self._arrived_late)
+        # Takes the trajectory of a step that was cancelled and the tokens that it had sampled, when they are known:
+        # its engine answers after the trajectory has ended.
         self.on_discarded: Callable[[TrajectoryId, int], None] = lambda trajectory_id, tokens: None
         self._cancelled: dict[Key, None] = {}
         self._pending: dict[StepTask | ActionTask, list[_Row]] = {}
@@ -308,7 +296,6 @@ class Submitter:
 
 
 def _parts(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
-    """The rows in their order, each part small enough for one graph."""
     first = taken_bytes = 0
     for number, row in enumerate(rows):
         if number > first and taken_bytes + row.call.body_bytes > GRAPH_BYTES:

@@ -29,28 +29,17 @@ class RecordedSession:
     """One session that wrote to a run, replayed: the first, and one more each time it was resumed or appended to.
 
     Where it shared the cluster with others, its journal has the lines of all of them since their controller began.
-
-    Attributes
-    ----------
-    facts
-        How it was started: strategy, overrides, seed, cost, retries and more.
-    events
-        Events that the journal holds.
-    missing
-        Events that the journal lacks because the driver did not fetch them in time; what follows the first of them
-        cannot be compared.
-    compared
-        Events whose commands were compared.
-    mismatch
-        The first event after which a fresh controller of the same strategies commands something else.
     """
 
     def __init__(self, facts: Mapping[str, Any], import_strategies: bool = False) -> None:
-        self.facts = facts
+        self.facts = facts  # how it was started: strategy, overrides, seed, cost, retries and more
         self._import_strategies = import_strategies
-        self.events = 0
+        self.events = 0  # events that the journal holds
+        # Events that the journal lacks because the driver did not fetch them in time; what follows the first of them
+        # cannot be compared.
         self.missing = 0
-        self.compared = 0
+        self.compared = 0  # events whose commands were compared
+        # The first event after which a fresh controller of the same strategies commands something else.
         self.mismatch: Mismatch | None = None
         known = facts.get("retries", {})
         if "max_pool_wait_s" not in known:
@@ -114,13 +103,7 @@ def recorded_sessions(run: str | Path, *, import_strategies: bool = False) -> li
 
 
 def check_imported(overrides: Sequence[str], import_strategies: bool) -> None:
-    """Refuse strategies of other packages that may not be imported.
-
-    Raises
-    ------
-    BadInput
-        There is one.
-    """
+    """Refuse strategies of other packages that may not be imported."""
     imported = imported_names(overrides)
     if imported and not import_strategies:
         raise BadInput(

@@ -28,30 +28,15 @@ GROUP_LINES = frozenset({"group-opened", "group-closed", "groups-evicted", "task
 
 
 class RunFiles:
-    """Opens, fills and closes the files of one session.
-
-    Parameters
-    ----------
-    output
-        None: there are no files, and every method does nothing.
-    describe
-        Metadata of the session, asked for when the files are opened.
-    note
-        Takes one line for each thing that the user should know.
-
-    Attributes
-    ----------
-    writer
-        None before `open`, and where there are no files.
-    """
-
     def __init__(
         self,
-        output: Output | None,
+        output: Output | None,  # None: there are no files, and every method does nothing
+        # Metadata of the session, asked for when the files are opened.
         describe: Callable[[], Mapping[str, Any]],
+        # Takes one line for each thing that the user should know.
         note: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.writer: RunWriter | None = None
+        self.writer: RunWriter | None = None  # None before `open`, and where there are no files
         self._note = note
         self._output = output
         self._describe = describe

@@ -194,7 +194,6 @@ class RunWriter:
 
     @contextlib.contextmanager
     def _failing(self, path: Path) -> Iterator[None]:
-        """Turn an error of the disk into the failure of the run."""
         try:
             yield
         except OSError as error:

@@ -49,63 +49,25 @@ class GroupPort:
     driver: Driver
 
     @property
-    def waiting(self) -> int:
-        """Trajectories that are announced and not admitted."""
-        return self.driver.waiting
-
-    @property
     def slots(self) -> int:
         """Of all engines; 0 where none is known."""
         return int(self.open_session.channel.counts.get("slots", 0))
-
-    @property
-    def quarantined(self) -> Mapping[str, str]:
-        """Tasks that are not attempted again."""
-        return self.driver.failures.quarantined
-
-    def quarantine(self, task_id: str, message: str) -> None:
-        """A task was quarantined in an earlier session."""
-        self.driver.failures.quarantine(task_id, message)
-
-    def cancel(self, trajectory_id: str, cause: Cause) -> None:
-        """End a trajectory now."""
-        self.driver.cancel(trajectory_id, cause)
 
     def report(self, event: GroupEnded | TrajectoryRedundant) -> None:
         """Tell the scheduler."""
         if self.client.status == "running":
             send(self.client, Report(self.open_session.session_id, event))
 
-    def look_again(self) -> None:
-        """There may be room for further attempts."""
-        self.driver.look_again()
-
 
 class GroupFeed:
-    """The groups of one stream; implements `runner.AttemptFeed`.
-
-    Parameters
-    ----------
-    seed
-        Of the run.
-    counts, counted
-        As for `GroupLedger`; `counted` None: as the journal of a resumed run says.
-
-    Attributes
-    ----------
-    mix_sampled, mix_consumed
-        Groups that were begun, and that counted for a batch, by environment.
-    finished
-        Groups to deliver, oldest first.
-    on_begun, on_dropped
-        Take the id of a group that begins, and of one that will not be delivered.
-    """
+    """The groups of one stream; implements `runner.AttemptFeed`."""
 
     def __init__(
         self,
         source: TaskSource,
         plan: GroupPlan,
-        seed: int,
+        seed: int,  # of the run
+        # `counts`, `counted`: as for `GroupLedger`; `counted` None: as the journal of a resumed run says.
         counts: Callable[[FinishedGroup], bool] = lambda group: True,
         counted: int | None = None,
     ) -> None:
@@ -114,10 +76,11 @@ class GroupFeed:
         self._seed = seed
         self._given_counted = counted
         self.ledger = GroupLedger(plan, counts, counted or 0)
+        # `mix_sampled`, `mix_consumed`: groups that were begun, and that counted for a batch, by environment.
         self.mix_sampled: Counter[str] = Counter()
         self.mix_consumed: Counter[str] = Counter()
         self.generated_tokens = 0
-        self.finished: deque[FinishedGroup] = deque()
+        self.finished: deque[FinishedGroup] = deque()  # groups to deliver, oldest first
         self._port: GroupPort | None = None
         self._files: RunFiles | None = None
         self._prefix = ""
@@ -130,6 +93,7 @@ class GroupFeed:
         self._delivered: FinishedGroup | None = None
         self._counting: dict[str, bool] = {}
         self._on_finished: Callable[[], None] = lambda: None
+        # `on_begun`, `on_dropped`: take the id of a group that begins, and of one that will not be delivered.
         self.on_begun: Callable[[str], None] = lambda group_id: None
         self.on_dropped: Callable[[str], None] = lambda group_id: None
         for environment in source.environments:
@@ -175,7 +139,7 @@ class GroupFeed:
         counted = 0
         for kind, body, _ in files.group_lines():
             if kind == "task-quarantined":
-                port.quarantine(body["task_id"], body["message"])
+                port.driver.failures.quarantine(body["task_id"], body["message"])
                 self._quarantined.add(body["task_id"])
             elif not body["group_id"].startswith(f"{prefix}g"):
                 continue
@@ -243,12 +207,11 @@ class GroupFeed:
         return attempts
 
     def _has_room(self, pulled: int) -> bool:
-        """Whether engines, credits and consumer can use one more group."""
         assert self._port is not None
         attempts = self._plan.attempts
         most = self._plan.max_running or max(2 * self._port.slots, attempts)
         return (
-            self._port.waiting + pulled < attempts
+            self._port.driver.waiting + pulled < attempts
             and self._running + attempts <= most
             and len(self.finished) < self._plan.groups_per_batch
             and self.ledger.wants_group()
@@ -265,7 +228,7 @@ class GroupFeed:
                 self._has_ended = True
                 return None
             self._position += 1
-            if sourced.task.task_id not in self._port.quarantined:
+            if sourced.task.task_id not in self._port.driver.failures.quarantined:
                 return GroupStart(self._position - 1, prefix=self._prefix)
         raise BadInput(
             f"the last {_MOST_QUARANTINED_IN_A_ROW} tasks are quarantined since their environments failed: see the log"
@@ -292,7 +255,7 @@ class GroupFeed:
 
     def _journal_quarantined(self) -> None:
         assert self._port is not None and self._files is not None
-        for task_id, message in self._port.quarantined.items():
+        for task_id, message in self._port.driver.failures.quarantined.items():
             if task_id not in self._quarantined:
                 self._quarantined.add(task_id)
                 self._files.journal("task-quarantined", {"task_id": task_id, "message": message})
@@ -304,7 +267,7 @@ class GroupFeed:
                 case CancelMember(name, cause):
                     if cause == REDUNDANT:
                         self._port.report(TrajectoryRedundant(UNSTAMPED, TrajectoryId(name)))
-                    self._port.cancel(name, _CAUSES[cause])
+                    self._port.driver.cancel(name, _CAUSES[cause])
                 case DeliverGroup(group, counts):
                     self._deliver(group, counts)
                 case DropGroup(group_id, cause, _):
@@ -318,7 +281,6 @@ class GroupFeed:
                         self._journal("group-closed", group_id, counts=0, cause=cause, **extra)
 
     def _repeat_of(self, group_id: str) -> GroupStart | None:
-        """The start that follows a group which became too old."""
         for start in self.ledger.repeats:
             if GroupStart(start.position, start.repeat - 1, start.prefix).group_id == group_id:
                 return start
@@ -343,7 +305,7 @@ class GroupFeed:
         """The oldest finished group. It is journalled as delivered when the next one is asked for (`confirm`)."""
         assert self._port is not None
         self._delivered = self.finished.popleft()
-        self._port.look_again()
+        self._port.driver.look_again()
         return self._delivered
 
     def confirm(self) -> None:
@@ -356,7 +318,7 @@ class GroupFeed:
     def open_batches(self, through: int) -> None:
         self.ledger.open_batches(through)
         if self._port is not None:
-            self._port.look_again()
+            self._port.driver.look_again()
 
     def evicted(self, groups: int) -> None:
         self.ledger.evicted(groups)
@@ -364,7 +326,7 @@ class GroupFeed:
             self._evicted_before += groups
         else:
             self._tell_evicted(groups)
-            self._port.look_again()
+            self._port.driver.look_again()
 
     def _tell_evicted(self, groups: int) -> None:
         self._journal("groups-evicted", f"{self._prefix}g", groups=groups)

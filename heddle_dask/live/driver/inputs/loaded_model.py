@@ -27,20 +27,10 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model directory with its chat template.
-
-    Attributes
-    ----------
-    path
-        Model directory.
-    template_note
-        Why the template would rewrite history; empty if it does not.
-    """
-
-    path: str
+    path: str  # model directory
     chat_template_kwargs: Mapping[str, Any]
     template: ChatTemplate
-    template_note: str
+    template_note: str  # why the template would rewrite history; empty if it does not
 
     @classmethod
     def load(cls, model: ChatModel, note: Callable[[str], None]) -> LoadedModel:

@@ -83,12 +83,7 @@ class Pools:
             raise BadInput(f"needs: service {service.name} runs on {sizes} GPUs, not on {needs.gpus}")
 
     def check_rewards(self, environments: Sequence[object]) -> None:
-        """Refuse rewards that need what was not declared: otherwise the first would fail after its whole trajectory.
-
-        Raises
-        ------
-        BadInput
-        """
+        """Refuse rewards that need what was not declared: otherwise the first would fail after its whole trajectory."""
         for environment in environments:
             needs = getattr(environment, "reward_needs", None)
             if isinstance(needs, Needs):

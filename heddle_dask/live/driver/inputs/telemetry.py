@@ -113,29 +113,17 @@ class Telemetry:
 
 
 class SpanSender:
-    """Sends the spans of finished trajectories from a thread of its own.
-
-    Parameters
-    ----------
-    session
-        Distinguishes trajectories of equal name of different sessions.
-    decode
-        Tokens to text.
-    clock
-        Seconds of the run, by which records are timed.
-    note
-        Takes the one line about a failure; called from any thread.
-    """
+    """Sends the spans of finished trajectories from a thread of its own."""
 
     def __init__(
         self,
         telemetry: Telemetry,
         *,
-        session: str,
+        session: str,  # distinguishes trajectories of equal name of different sessions
         model: str,
-        decode: Decode,
-        clock: Callable[[], float],
-        note: Callable[[str], None],
+        decode: Decode,  # tokens to text
+        clock: Callable[[], float],  # seconds of the run, by which records are timed
+        note: Callable[[str], None],  # takes the one line about a failure; called from any thread
     ) -> None:
         self._telemetry = telemetry
         self._session = session

@@ -34,16 +34,11 @@ class SandboxDiffers(Exception):
 
 
 class ActionCalls:
-    """Calls of functions by the program of one branch.
-
-    Attributes
-    ----------
-    records
-        In the order of the calls; those that run have the status ``"pending"``.
-    """
+    """Calls of functions by the program of one branch."""
 
     def __init__(self, port: BranchPort) -> None:
         self._port = port
+        # In the order of the calls; those that run have the status ``"pending"``.
         self.records: list[ActionRecord] = []
 
     async def run(self, call: FunctionCall, after_step: int, sandbox: SandboxUse | None = None) -> Any:
@@ -155,7 +150,6 @@ class ActionCalls:
 
 
 def _replayed(call: str, index: int, name: str, body: Mapping[str, Any]) -> tuple[ActionOutcome, Any]:
-    """A journalled outcome and its value."""
     if body["label"] != name:
         raise ReplayDiverged(f"action {index} is {name}; the journal holds {body['label']}")
     outcome = action_from_body(body)
@@ -169,23 +163,12 @@ def _pending_action(index: int, after: int, kind: str, label: str, at: float) ->
 
 @dataclass(frozen=True, slots=True)
 class SandboxUse:
-    """The sandbox of one action.
+    """The sandbox of one action."""
 
-    Attributes
-    ----------
-    name
-        Unlike that of every other sandbox of all sessions.
-    memory_bytes
-        Reserved on its host for its life.
-    parent
-        Sandbox of which it is a copy; empty: of none.
-    with_past
-        Makes function, arguments and keywords of the call again, together with the sandbox's past.
-    """
-
-    name: str
-    memory_bytes: int
-    parent: str
+    name: str  # unlike that of every other sandbox of all sessions
+    memory_bytes: int  # reserved on its host for its life
+    parent: str  # sandbox of which it is a copy; empty: of none
+    # Makes function, arguments and keywords of the call again, together with the sandbox's past.
     with_past: Callable[[], tuple[Any, ...]]
 
     def added_to(self, request: ActionRequest) -> ActionRequest:

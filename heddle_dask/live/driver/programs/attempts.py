@@ -20,25 +20,16 @@ CHARACTERS_PER_TOKEN = 4
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One trajectory to run: a task, its identity, and its journalled results where the run is resumed.
-
-    Attributes
-    ----------
-    spec
-        As the scheduler knows it. When its environment fails, the scheduler is told of another trajectory.
-    name
-        Id of the trajectory in journal and store, whatever happens to its environment.
-    failures
-        How often its environment has failed.
-    """
+    """One trajectory to run: a task, its identity, and its journalled results where the run is resumed."""
 
     task: Task
+    # As the scheduler knows it. When its environment fails, the scheduler is told of another trajectory.
     spec: TrajectorySpec
     seed: int
     environment: Environment
-    name: str
+    name: str  # id of the trajectory in journal and store, whatever happens to its environment
     recorded: Recorded | None = None
-    failures: int = 0
+    failures: int = 0  # how often its environment has failed
 
     def in_fresh_environment(self) -> Attempt:
         """The same trajectory after one more failure of its environment: nothing of what it did counts."""

@@ -29,51 +29,34 @@ class ReplayDiverged(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Services:
-    """What all contexts of a run share.
-
-    Attributes
-    ----------
-    max_context_tokens
-        Prompt and generated tokens of a trajectory together: that of the budget, or what every engine takes.
-    clock
-        Seconds since the run began.
-    journal
-        Takes a result, by its kind, when it arrives.
-    """
+    """What all contexts of a run share."""
 
     session: str
     submitter: Submitter
     template: ChatTemplate
     budget: Budget
+    # Prompt and generated tokens of a trajectory together: that of the budget, or what every engine takes.
     max_context_tokens: int
     sampling: Sampling
-    clock: Callable[[], float]
-    journal: Callable[[str, dict[str, Any]], None]
+    clock: Callable[[], float]  # seconds since the run began
+    journal: Callable[[str, dict[str, Any]], None]  # takes a result, by its kind, when it arrives
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     pools: Pools = field(default_factory=Pools)
 
 
 @dataclass(slots=True)
 class Recorded:
-    """Journalled results of a trajectory that is run again: steps in order, actions by their number.
-
-    Attributes
-    ----------
-    idempotency_keys
-        Of actions that are made again because their values cannot be replayed.
-    branches
-        The same of its forked branches and of its reward, by path.
-    reward
-        Its reward, where it was computed after the program.
-    environment_failures, lost_tokens
-        How often its environment has failed, and what the attempts before had sampled.
-    """
+    """Journalled results of a trajectory that is run again: steps in order, actions by their number."""
 
     steps: deque[Mapping[str, Any]] = field(default_factory=deque)
     actions: dict[int, Mapping[str, Any]] = field(default_factory=dict)
+    # Of actions that are made again because their values cannot be replayed.
     idempotency_keys: dict[int, str] = field(default_factory=dict)
+    # The same of its forked branches and of its reward, by path.
     branches: dict[str, Recorded] = field(default_factory=dict)
-    reward: Mapping[str, Any] | None = None
+    reward: Mapping[str, Any] | None = None  # its reward, where it was computed after the program
+    # `environment_failures`, `lost_tokens`: how often its environment has failed, and what the attempts before had
+    # sampled.
     environment_failures: int = 0
     lost_tokens: int = 0
 
@@ -128,29 +111,15 @@ def _sampled(body: Mapping[str, Any]) -> int:
 
 @dataclass(slots=True)
 class BranchTree:
-    """What the contexts of one trajectory share.
+    """What the contexts of one trajectory share."""
 
-    Attributes
-    ----------
-    trajectory_id
-        Of the trajectory, under which its results are journalled.
-    known_as
-        The id by which the scheduler knows its first context; None: the same.
-    recorded
-        Journalled results of forked branches, by path.
-    metadata
-        Facts that the program has set.
-    interrupted
-        Whether the run is ending: a step that is cancelled now is not the program's doing.
-    ended
-        Whether the program has ended.
-    """
-
-    trajectory_id: TrajectoryId
-    recorded: Mapping[str, Recorded]
-    metadata: dict[str, Any] = field(default_factory=dict)
+    trajectory_id: TrajectoryId  # of the trajectory, under which its results are journalled
+    recorded: Mapping[str, Recorded]  # journalled results of forked branches, by path
+    metadata: dict[str, Any] = field(default_factory=dict)  # facts that the program has set
+    # Whether the run is ending: a step that is cancelled now is not the program's doing.
     interrupted: bool = False
-    ended: bool = False
+    ended: bool = False  # whether the program has ended
+    # The id by which the scheduler knows its first context; None: the same.
     known_as: TrajectoryId | None = None
     _waiting: dict[asyncio.Task[Any], None] = field(default_factory=dict)
 
@@ -174,20 +143,13 @@ class BranchTree:
 
 @dataclass(frozen=True, slots=True)
 class Branch:
-    """The place of a context in the tree.
-
-    Attributes
-    ----------
-    path
-        ``""`` for the first context, ``"~2"`` for that after two failures of its environment; ``"#2#1"`` is the first
-        fork of its second fork.
-    steps
-        Number of steps before the branch began.
-    """
+    """The place of a context in the tree."""
 
     tree: BranchTree
+    # ``""`` for the first context, ``"~2"`` for that after two failures of its environment; ``"#2#1"`` is the first
+    # fork of its second fork.
     path: str = ""
-    steps: int = 0
+    steps: int = 0  # number of steps before the branch began
 
     def forked(self, number: int, steps: int) -> Branch:
         """The place of the fork of that number, from 1, after `steps` steps."""
@@ -211,27 +173,18 @@ def fork_seed(seed: int, number: int) -> int:
 
 
 class BranchPort:
-    """What the steps and the actions of one branch use of the run.
-
-    Attributes
-    ----------
-    recorded
-        Journalled results that are left to replay.
-    name
-        Begins the ids of its actions.
-    announced
-        Whether the scheduler knows the branch: the first context is announced before its program begins, a fork with
-        its first request.
-    """
+    """What the steps and the actions of one branch use of the run."""
 
     def __init__(
         self, services: Services, spec: TrajectorySpec, recorded: Recorded | None, branch: Branch | None
     ) -> None:
         self.services = services
         self.spec = spec
-        self.recorded = recorded or Recorded()
+        self.recorded = recorded or Recorded()  # journalled results that are left to replay
         self.branch = branch or Branch(BranchTree(spec.trajectory_id, self.recorded.branches))
-        self.name = f"{self.branch.tree.trajectory_id}{self.branch.path}"
+        self.name = f"{self.branch.tree.trajectory_id}{self.branch.path}"  # begins the ids of its actions
+        # Whether the scheduler knows the branch: the first context is announced before its program begins, a fork with
+        # its first request.
         self.announced = self.branch.is_first
 
     def announce(self) -> None:

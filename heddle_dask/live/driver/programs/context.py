@@ -43,8 +43,6 @@ from heddle_dask.sandbox.stateful.contract import SandboxSpec
 
 
 class LiveContext(Context):
-    """One trajectory's context."""
-
     def __init__(
         self,
         services: Services,
@@ -221,7 +219,6 @@ class LiveContext(Context):
         )
 
     async def _finish_step(self) -> None:
-        """Ask for the open step until it is finished."""
         step = self._open
         assert step is not None
         try:
@@ -249,7 +246,6 @@ class LiveContext(Context):
         self._dropped += step.generated
 
     def _take(self, step: OpenStep, result: StepResult) -> OpenStep:
-        """Fold one answer into the record and the open step."""
         if result.status == "refused":
             raise self._answers.lost(step, f"step {step.index}: {result.message}")
         attempt = step.attempt + 1
@@ -321,7 +317,6 @@ class LiveContext(Context):
         return f"its context of {self.context_tokens} tokens fills the limit of {self.max_context_tokens}"
 
     def _render(self) -> None:
-        """Turn what was appended into tokens of the record."""
         self._input.render(self.record, first_step=self._next_step == 0)
 
     @property

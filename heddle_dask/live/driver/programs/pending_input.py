@@ -22,18 +22,11 @@ _ATTRIBUTION: Mapping[str, Attribution] = {
 
 
 class PendingInput:
-    """Appended messages and tokens; each is rendered into the record once, as a masked delta.
-
-    Attributes
-    ----------
-    template
-        Renders the messages.
-    turn_ended
-        Whether the record ends with a whole turn; False: what is rendered next has to end the policy's turn first.
-    """
+    """Appended messages and tokens; each is rendered into the record once, as a masked delta."""
 
     def __init__(self, template: ChatTemplate) -> None:
-        self.template = template
+        self.template = template  # renders the messages
+        # Whether the record ends with a whole turn; False: what is rendered next has to end the policy's turn first.
         self.turn_ended = True
         self._messages: list[dict[str, str]] = []
         self._tokens: list[int] = []

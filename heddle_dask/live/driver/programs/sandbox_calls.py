@@ -32,27 +32,17 @@ _FILE_LABEL = "sandbox file"
 
 
 class LiveSandbox:
-    """Implements `heddle_dask.environments.program_sandbox.ProgramSandbox`.
-
-    Parameters
-    ----------
-    number
-        Counts the sandboxes of one branch of the trajectory.
-    after_step
-        Index of the last step of the branch.
-    past
-        Of a copy: the operations of the sandbox of which it is one.
-    """
+    """Implements `heddle_dask.environments.program_sandbox.ProgramSandbox`."""
 
     def __init__(
         self,
         port: BranchPort,
         calls: ActionCalls,
-        number: Callable[[], int],
-        after_step: Callable[[], int],
+        number: Callable[[], int],  # counts the sandboxes of one branch of the trajectory
+        after_step: Callable[[], int],  # index of the last step of the branch
         spec: SandboxSpec,
         parent: str = "",
-        past: tuple[PastOperation, ...] = (),
+        past: tuple[PastOperation, ...] = (),  # of a copy: the operations of the sandbox of which it is one
     ) -> None:
         self._port = port
         self._calls = calls

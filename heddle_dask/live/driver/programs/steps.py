@@ -114,16 +114,11 @@ def with_seed_of(sampling: SamplingParams, number: int) -> SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class OpenStep:
-    """A step that is not finished, with the sums over its preempted parts.
-
-    Attributes
-    ----------
-    sampling
-        As the program asked for it; each request has a part of its tokens, and a seed of its own.
-    """
+    """A step that is not finished, with the sums over its preempted parts."""
 
     index: int
     start: int
+    # As the program asked for it; each request has a part of its tokens, and a seed of its own.
     sampling: SamplingParams
     submitted_s: float
     attempt: int = 0
@@ -211,18 +206,12 @@ class OpenStep:
 
 
 class StepAnswers:
-    """The source of a branch's answers.
-
-    Attributes
-    ----------
-    held
-        What the worker holds of the context.
-    """
+    """The source of a branch's answers."""
 
     def __init__(self, port: BranchPort, seed: int) -> None:
         self._port = port
         self._seed = seed
-        self.held = HeldContext()
+        self.held = HeldContext()  # what the worker holds of the context
 
     async def next(self, step: OpenStep, record: TokenRecord) -> StepResult:
         """The next journalled result of this step over `record`, or one from an engine.
@@ -272,13 +261,13 @@ class StepAnswers:
             step.tokens_left,
         )
         self._port.announce()
-        delta = self.held.delta(record, step.send_all)
+        base_tokens, base_crc, delta = self.held.delta(record, step.send_all)
         call = StepCall(
             session=self._port.services.session,
             step_id=request.step_id,
-            base_tokens=delta.base_tokens,
-            base_crc=delta.base_crc,
-            delta=delta.token_ids,
+            base_tokens=base_tokens,
+            base_crc=base_crc,
+            delta=delta,
             sampling=replace(step.sampling, max_tokens=step.tokens_left, seed=self._seed_of(step)),
         )
         try:
@@ -311,15 +300,6 @@ class StepAnswers:
             self._port.journal("step-cancelled", {"step_index": step.index})
 
 
-@dataclass(frozen=True, slots=True)
-class ContextDelta:
-    """Length and CRC-32 of the tokens that the worker holds, and the tokens that follow, as little-endian int32."""
-
-    base_tokens: int
-    base_crc: int
-    token_ids: bytes
-
-
 class HeldContext:
     """The worker's copy of one context. It may be dropped there at any time; the checksum finds that out."""
 
@@ -329,12 +309,15 @@ class HeldContext:
         # Of the context that was sent last; None when no worker has seen it.
         self._sent_crc: int | None = None
 
-    def delta(self, record: TokenRecord, send_all: bool) -> ContextDelta:
-        """What the next step has to send; `send_all`: the worker's copy may be gone."""
+    def delta(self, record: TokenRecord, send_all: bool) -> tuple[int, int, bytes]:
+        """What the next step has to send; `send_all`: the worker's copy may be gone.
+
+        Length and CRC-32 of the tokens that the worker holds, and the tokens that follow, as little-endian int32.
+        """
         tokens, crc = (0, 0) if send_all else (self._tokens, self._crc)
         token_ids = np.ascontiguousarray(record.token_ids[tokens:], dtype="<i4").tobytes()
         self._sent_crc = zlib.crc32(token_ids, crc)
-        return ContextDelta(tokens, crc, token_ids)
+        return tokens, crc, token_ids
 
     def not_sent(self) -> None:
         """The next answer is a recorded one: no worker has seen its context."""

@@ -17,16 +17,12 @@ SUBMITTED_AT_ONCE = 1000
 
 
 class Announcer:
-    """The trajectories of one driver that are announced.
-
-    Parameters
-    ----------
-    on_admitted
-        Called when a trajectory was admitted.
-    """
-
     def __init__(
-        self, client: Client, session: str, channel: ControlChannel, on_admitted: Callable[[], None]
+        self,
+        client: Client,
+        session: str,
+        channel: ControlChannel,
+        on_admitted: Callable[[], None],  # called when a trajectory was admitted
     ) -> None:
         self._client = client
         self._session = session

@@ -23,19 +23,12 @@ _MOST_DOUBLINGS = 6
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a program ended."""
-
     status: Status
     cause: Cause = ""
     detail: str = ""
     reward: Reward = field(default_factory=lambda: Reward(None))
     reward_cause: str = ""
     reward_detail: str = ""
-
-    @property
-    def environment_failed(self) -> bool:
-        """Whether neither the agent nor the task is to blame, so that the trajectory is attempted again."""
-        return self.cause == "environment"
 
 
 def ending_of(error: BaseException, *, lost_tools: bool) -> Ending:
@@ -78,26 +71,16 @@ def unfinished_reward(metadata: Mapping[str, Any]) -> Reward:
 
 
 class EnvironmentFailures:
-    """Counts the failures of one run.
-
-    Parameters
-    ----------
-    note
-        Takes one line for each task that is quarantined.
-
-    Attributes
-    ----------
-    count
-        Attempts whose environment failed.
-    quarantined
-        Ids of tasks that are not attempted again, with the last message.
-    """
-
-    def __init__(self, retries: RetryPolicy, note: Callable[[str], None] = lambda line: None) -> None:
+    def __init__(
+        self,
+        retries: RetryPolicy,
+        note: Callable[[str], None] = lambda line: None,  # takes one line for each task that is quarantined
+    ) -> None:
         self._retries = retries
         self._note = note
         self._in_a_row: Counter[str] = Counter()
-        self.count = 0
+        self.count = 0  # attempts whose environment failed
+        # Ids of tasks that are not attempted again, with the last message.
         self.quarantined: dict[str, str] = {}
 
     def backoff_s(self, failures: int) -> float:

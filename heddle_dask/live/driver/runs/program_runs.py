@@ -32,31 +32,14 @@ from heddle_dask.records.trajectory import ActionRecord, Cause, TrajectoryRecord
 
 @dataclass(frozen=True, slots=True)
 class EndedAttempt:
-    """What came of an attempt.
-
-    Attributes
-    ----------
-    lost_tokens
-        Sampled before its environment failed, in attempts that do not count.
-    dropped_tokens
-        Sampled in the attempt that counts, in steps that were cancelled after a part of them was answered.
-    """
-
     attempt: Attempt
     record: TrajectoryRecord
-    lost_tokens: int = 0
+    lost_tokens: int = 0  # sampled before its environment failed, in attempts that do not count
+    # Sampled in the attempt that counts, in steps that were cancelled after a part of them was answered.
     dropped_tokens: int = 0
 
 
 class ProgramRuns:
-    """Runs programs of one session.
-
-    Parameters
-    ----------
-    retry_lost_tools
-        Whether an action whose machines were lost is a failure of the environment; else it fails the trajectory.
-    """
-
     def __init__(
         self,
         client: Client,
@@ -64,6 +47,7 @@ class ProgramRuns:
         admission: Announcer,
         failures: EnvironmentFailures,
         *,
+        # Whether an action whose machines were lost is a failure of the environment; else it fails the trajectory.
         retry_lost_tools: bool,
     ) -> None:
         self._client = client

@@ -104,27 +104,15 @@ class LiveRewardContext(ActionContext):
 
 @dataclass(slots=True)
 class ScoredAttempt:
-    """An attempt whose program has ended, while its reward is computed.
-
-    Attributes
-    ----------
-    name
-        Its id in journal and store.
-    group
-        Tells the attempts that are rewarded together from others.
-    given
-        What `solve` returned.
-    context
-        Of its hooks.
-    """
+    """An attempt whose program has ended, while its reward is computed."""
 
     task: Task
-    name: str
-    group: str
+    name: str  # its id in journal and store
+    group: str  # tells the attempts that are rewarded together from others
     transcript: Transcript
-    given: Reward
+    given: Reward  # what `solve` returned
     recorded: Recorded
-    context: LiveRewardContext
+    context: LiveRewardContext  # of its hooks
 
 
 class Rewards:

@@ -79,31 +79,19 @@ class ListFeed:
 
 
 class Driver:
-    """Runs attempts through one session.
-
-    Parameters
-    ----------
-    channel
-        Its `failed` becomes done with an exception when the control plane has failed.
-    members
-        Of each group, as many as are rewarded together where an environment rewards groups; None: all. With a number,
-        actions whose machines were lost are failures of the environment.
-    note
-        Takes one line for each thing that the user should know.
-
-    Attributes
-    ----------
-    failures
-        Failures of environments.
-    """
+    """Runs attempts through one session."""
 
     def __init__(
         self,
         client: Client,
         services: Services,
         writer: RunWriter | None,
+        # Its `failed` becomes done with an exception when the control plane has failed.
         channel: ControlChannel,
+        # Of each group, as many as are rewarded together where an environment rewards groups; None: all. With a
+        # number, actions whose machines were lost are failures of the environment.
         members: int | None = None,
+        # Takes one line for each thing that the user should know.
         note: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._services = services
@@ -111,7 +99,7 @@ class Driver:
         self._channel = channel
         self._members = members
         self._admission = Announcer(client, services.session, channel, self.look_again)
-        self.failures = EnvironmentFailures(services.retries, note)
+        self.failures = EnvironmentFailures(services.retries, note)  # failures of environments
         self._runs = ProgramRuns(
             client, services, self._admission, self.failures, retry_lost_tools=members is not None
         )
@@ -238,7 +226,6 @@ class Driver:
             return None
 
     async def _start(self, attempts: Sequence[Attempt]) -> None:
-        """Start attempts, and announce them."""
         if not attempts:
             return
         self.unfinished += len(attempts)

@@ -52,36 +52,18 @@ def degrees_to_price(asked: AskedDegrees) -> tuple[int, ...]:
 
 
 class EngineDegrees:
-    """Keeps the engines of one session at the TP degrees asked for.
-
-    Parameters
-    ----------
-    engines
-        How many workers that can host one must be there first; None: at least one, and all that are tagged.
-    seed
-        Of the search.
-    told_apart
-        Whether the strategies know which trajectory is a long one.
-    note
-        Takes a line for each decision and each thing that is waited for.
-
-    Attributes
-    ----------
-    running
-        TP degrees of the engines that run, from the largest to the smallest.
-    """
-
     def __init__(
         self,
         client: Client,
         specs: TpDegreeSpecs,
         *,
+        # How many workers that can host one must be there first; None: at least one, and all that are tagged.
         engines: int | None,
         patience: Patience,
         max_context_tokens: int,
-        seed: int,
-        told_apart: bool,
-        note: Callable[[str], None],
+        seed: int,  # of the search
+        told_apart: bool,  # whether the strategies know which trajectory is a long one
+        note: Callable[[str], None],  # takes a line for each decision and each thing that is waited for
     ) -> None:
         self._client = client
         self._session = ""
@@ -94,6 +76,7 @@ class EngineDegrees:
         self._note = note
         self._earlier: list[FinishedWork] = []
         self._finished: list[FinishedWork] = []
+        # TP degrees of the engines that run, from the largest to the smallest.
         self.running: tuple[int, ...] = ()
 
     async def open(self, session: str, register: bool) -> None:
@@ -170,7 +153,6 @@ class EngineDegrees:
     async def _provided(
         self, asked: tuple[int, ...], running: Sequence[int], attempts: Sequence[Attempt]
     ) -> EnginesProvided:
-        """The plan that the controller has deployed for this batch."""
         engines = {} if asked else self._specs.engines()
         default = self._specs.spec.tp_degree
         request = ProvideEngines(
@@ -199,7 +181,6 @@ class EngineDegrees:
         return tuple(specs)
 
     def _report(self, provided: EnginesProvided, trajectories: int) -> None:
-        """Note what was decided, and how many engines start."""
         plan = provided.plan
         listed = ",".join(map(str, plan.tp_degrees))
         if plan.source == "nothing":

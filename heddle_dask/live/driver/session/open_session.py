@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.resources import ApiQuota
-from heddle_dask.core.run_description import RetryPolicy, StalenessBound, WeightUpdatePolicy
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.driver.connection.control_channel import ClusterLost, ControlChannel, answered_within
 from heddle_dask.live.driver.connection.submission import Submitter
@@ -19,7 +16,6 @@ from heddle_dask.live.driver.session.degrees import EngineDegrees
 from heddle_dask.live.scheduler.plugin import HeddleScheduler
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.driver_messages import (
-    DeclaredService,
     EndSession,
     GetCapacity,
     Notice,
@@ -65,17 +61,8 @@ class OpenSession:
     async def claim(
         cls,
         client: Client,
+        request: StartSession,
         *,
-        strategy: str,
-        overrides: Sequence[str],
-        seed: int,
-        cost: Mapping[str, Any] | None,
-        retries: RetryPolicy,
-        quotas: Sequence[ApiQuota],
-        weight: float = 1.0,
-        services: Sequence[DeclaredService] = (),
-        staleness: StalenessBound | None = None,
-        weights: WeightUpdatePolicy | None = None,
         on_notice: Callable[[Notice], None],
         on_lines: Callable[[list[Any]], None],
         patience: Patience,
@@ -84,12 +71,8 @@ class OpenSession:
 
         Parameters
         ----------
-        weight
-            Share of engines and pools, relative to that of other sessions.
-        services
-            Model services that the run declares.
-        staleness, weights
-            As `StartSession` has them.
+        request
+            With the id of the client, and a new one for the session.
         on_notice, on_lines
             Take the notices of the controller, and the lines of its journal, as long as the session is open.
 
@@ -102,23 +85,8 @@ class OpenSession:
         """
         await answered_within(patience.scheduler_s, _register(client, HeddleScheduler()))
         dask.shorten_own_interval(client, STREAM_INTERVAL_S)
-        session_id = uuid.uuid4().hex[:8]
-        request = StartSession(
-            session_id,
-            client.id,
-            strategy,
-            tuple(overrides),
-            seed,
-            cost,
-            retries,
-            quotas=tuple(quotas),
-            services=tuple(services),
-            weight=weight,
-            staleness=staleness,
-            weights=weights or WeightUpdatePolicy(),
-        )
         await answered_within(patience.scheduler_s, ask_scheduler(client, request))
-        claimed = cls(client, session_id, on_notice, on_lines, patience)
+        claimed = cls(client, request.session, on_notice, on_lines, patience)
         claimed.channel.start()
         return claimed
 
@@ -230,13 +198,7 @@ def check_shared(spec: EngineSpec, engines: Sequence[ReadyEngine], other: str, w
 
 
 def check_logprobs(spec: EngineSpec, engines: Sequence[ReadyEngine]) -> None:
-    """Refuse engines that return other logprobs than `spec` says: the run would record them as those.
-
-    Raises
-    ------
-    BadInput
-        There is one.
-    """
+    """Refuse engines that return other logprobs than `spec` says: the run would record them as those."""
     asked = spec.options.logprobs
     others = [ready for ready in engines if ready.logprobs != asked]
     if others:
@@ -247,13 +209,7 @@ def check_logprobs(spec: EngineSpec, engines: Sequence[ReadyEngine]) -> None:
 
 
 async def _register(client: Client, plugin: HeddleScheduler | ToolWorker | RolloutWorker) -> None:
-    """Register a plugin; a process that cannot load this package is told in one line.
-
-    Raises
-    ------
-    BadInput
-        The scheduler or a worker lacks this package or one that it needs.
-    """
+    """Register a plugin; a process that cannot load this package is told in one line."""
     try:
         await client.register_plugin(plugin)
     except ImportError as error:

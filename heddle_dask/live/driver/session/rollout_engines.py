@@ -25,28 +25,6 @@ from heddle_dask.records.trajectory import TrajectoryRecord
 class RolloutEngines:
     """Engines as they were asked for, in every session that the rollout opens.
 
-    Parameters
-    ----------
-    asked
-        What the user gave; with TP degrees, the engines are kept at those.
-    spec
-        One engine.
-    model
-        Model directory of the rollout.
-    max_context_tokens
-        Of a trajectory; None: what the engine or the model allows.
-    seed
-        Of the search for TP degrees.
-    told_apart
-        Whether the strategies know which trajectory is a long one.
-    note
-        Takes a line for each decision and each thing that is waited for.
-
-    Attributes
-    ----------
-    cost
-        What an engine is believed to cost, as a session is told; None: what its strategies believe.
-
     Raises
     ------
     BadInput
@@ -56,20 +34,21 @@ class RolloutEngines:
     def __init__(
         self,
         client: Client,
-        asked: Engines,
-        spec: EngineSpec,
+        asked: Engines,  # what the user gave; with TP degrees, the engines are kept at those
+        spec: EngineSpec,  # one engine
         *,
-        model: str,
-        max_context_tokens: int | None,
-        seed: int,
-        told_apart: bool,
-        note: Callable[[str], None],
+        model: str,  # model directory of the rollout
+        max_context_tokens: int | None,  # of a trajectory; None: what the engine or the model allows
+        seed: int,  # of the search for TP degrees
+        told_apart: bool,  # whether the strategies know which trajectory is a long one
+        note: Callable[[str], None],  # takes a line for each decision and each thing that is waited for
     ) -> None:
         self._client = client
         self._asked = asked
         self._spec = spec
         self._note = note
         specs = TpDegreeSpecs(spec, asked.cost)
+        # What an engine is believed to cost, as a session is told; None: what its strategies believe.
         self.cost = specs.described(degrees_to_price(asked.tp_degrees))
         self._degrees: EngineDegrees | None = None
         if asked.tp_degrees is not None:

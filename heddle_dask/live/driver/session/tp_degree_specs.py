@@ -22,18 +22,9 @@ POWERS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True, slots=True)
 class TpDegreeSpecs:
-    """One engine spec, made at any TP degree.
-
-    Attributes
-    ----------
-    spec
-        The engine as asked for, at its own TP degree.
-    cost
-        What it is believed to cost, in one of the forms of `cost_from_mapping`, or one of them by degree; None: an
-        emulated engine's own, of a real one nothing is known.
-    """
-
-    spec: EngineSpec
+    spec: EngineSpec  # the engine as asked for, at its own TP degree
+    # What it is believed to cost, in one of the forms of `cost_from_mapping`, or one of them by degree; None: an
+    # emulated engine's own, of a real one nothing is known.
     cost: Mapping[str, Any] | None = None
 
     def at(self, degree: int, gpus: Iterable[str] = ()) -> EngineSpec:

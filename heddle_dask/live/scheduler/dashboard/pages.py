@@ -42,14 +42,8 @@ LOOK_EVERY_MS = 250
 PLUGIN_NAME = "heddle"
 
 _log = logging.getLogger(__name__)
-# The views of the latest snapshot, common to all open tabs of a scheduler.
+# Of the latest snapshot of each scheduler, common to all tabs.
 _views: WeakKeyDictionary[Scheduler, Views] = WeakKeyDictionary()
-
-
-def latest_snapshot(scheduler: Scheduler) -> RunSnapshot | None:
-    """The latest snapshot of the plugin; None if there is no plugin."""
-    plugin: Any = scheduler.plugins.get(PLUGIN_NAME)
-    return None if plugin is None else plugin.snapshots.latest()
 
 
 class OpenPage:
@@ -72,7 +66,8 @@ class OpenPage:
             _log.exception("a tab of the heddle page is not updated any more")
 
     def _update(self) -> None:
-        snapshot = latest_snapshot(self._scheduler)
+        plugin: Any = self._scheduler.plugins.get(PLUGIN_NAME)
+        snapshot: RunSnapshot | None = None if plugin is None else plugin.snapshots.latest()
         if snapshot is None or snapshot is self._shown:
             return
         views = _views.setdefault(self._scheduler, Views())
@@ -83,6 +78,7 @@ class OpenPage:
 
 
 def heddle_page(scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
+    """The page of the tab."""
     page = OpenPage(scheduler, [panel() for panel in PANELS])
     _fill(doc, page)
     doc.title = "Dask: Heddle"
@@ -92,6 +88,7 @@ def heddle_page(scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> Non
 
 
 def panel_page(panel: type[Panel], scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
+    """A panel alone."""
     _fill(doc, OpenPage(scheduler, [panel()]))
     doc.title = f"Dask: Heddle: {panel.title}"
 

@@ -1,4 +1,7 @@
-"""One panel: a heading, and charts or a table that show one view. It sends to a tab only what has changed there."""
+"""One panel: a heading, and charts or a table that show one view. It sends to a tab only what has changed there.
+
+Charts with one row per thing have labels at the rows, the first on top.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from bokeh.layouts import column
-from bokeh.models import ColumnDataSource, FixedTicker, InlineStyleSheet, Range1d
+from bokeh.models import ColumnDataSource, FixedTicker, InlineStyleSheet
 from bokeh.models.widgets import Div
 from bokeh.plotting import figure
 
@@ -21,63 +24,28 @@ _TOOLS = "xpan,xwheel_zoom,xbox_zoom,reset"
 _NO_PLUGIN = "The scheduler has no heddle plugin yet: it comes with the first rollout."
 
 
-def row_positions(number: int) -> Any:
-    """The middles of the rows, top down, in a chart with `RowLabels`."""
-    return np.arange(number, dtype=float) + 0.5
-
-
-class RowLabels:
-    """Labels of the rows of a chart, which may change with every snapshot; `least` rows have room.
-
-    Attributes
-    ----------
-    y_range
-        Of the chart: from the last row up to the first.
-    """
-
-    def __init__(self, least: int) -> None:
-        self.y_range = Range1d(start=least, end=0)
-        self._least = least
-        self._ticker = FixedTicker(ticks=[])
-        self._axes: list[Any] = []
-
-    def at(self, chart: Any) -> None:
-        """Label the rows of this chart."""
-        chart.yaxis.ticker = self._ticker
-        chart.yaxis.major_tick_line_color = None
-        chart.yaxis.axis_line_color = None
-        self._axes.extend(chart.yaxis)
-
-    def show(self, labels: Sequence[str]) -> None:
-        positions = [float(each) for each in row_positions(len(labels))]
-        for axis in self._axes:
-            axis.major_label_overrides = dict(zip(positions, labels, strict=True))
-        self._ticker.ticks = positions
-        self.y_range.start = max(len(labels), self._least)
-
-
 class Panel:
     """Base of the panels."""
 
-    title: ClassVar[str]
+    title: ClassVar[str]  # shown above it
     name: ClassVar[str]
-    make: ClassVar[staticmethod[[RunSnapshot], View]]
+    make: ClassVar[staticmethod[[RunSnapshot], View]]  # computes its view of a snapshot
 
     def __init__(self) -> None:
         self._heading = html_block(f"heddle-{self.name}-heading")
         self._heading.text = f'<h2>{self.title}</h2><div class="empty">{_NO_PLUGIN}</div>'
         self._shown = View("", empty=_NO_PLUGIN)
         self.sources: dict[str, ColumnDataSource] = {}
-        self._html: Div | None = None
-        self._labels: RowLabels | None = None
+        self._table: Div | None = None  # for subclasses: shows the table of the view
         self._body = column(*self.body(), sizing_mode="stretch_both", spacing=2, visible=False)
+        # The Bokeh model of the whole panel.
         self.root = column(
             self._heading, self._body, sizing_mode="stretch_both", name=f"heddle-{self.name}", spacing=2
         )
 
     def body(self) -> Sequence[Any]:
         """For subclasses: the models below the heading."""
-        return ()
+        raise NotImplementedError
 
     def show(self, view: View, snapshot: RunSnapshot) -> None:
         """Show this view; the heading tells to which line of the journal it belongs."""
@@ -92,15 +60,13 @@ class Panel:
         if view.empty != self._shown.empty:
             # Axes without data say nothing: they go until there is some.
             self._body.visible = not view.empty
+        if self._table is not None and view.html != self._shown.html:
+            self._table.text = view.html
         self.adjust(view, self._shown)
         self._shown = view
 
     def adjust(self, view: View, before: View) -> None:
-        """Show what follows from the view besides the data: labels of rows, and the table."""
-        if self._labels is not None and view.rows != before.rows:
-            self._labels.show(view.rows)
-        if self._html is not None and view.html != before.html:
-            self._html.text = view.html
+        """For subclasses: what follows from the view besides the data, such as labels of rows."""
 
     # -- helpers of subclasses ---------------------------------------------------------------------
 
@@ -110,17 +76,8 @@ class Panel:
         self.sources[name] = made
         return made
 
-    def html(self, name: str = "table") -> Div:
-        """The place of the view's HTML."""
-        self._html = html_block(f"heddle-{self.name}-{name}")
-        return self._html
-
-    def row_labels(self, least: int) -> RowLabels:
-        """The labels of the view's rows."""
-        self._labels = RowLabels(least)
-        return self._labels
-
     def chart(self, x_label: str, y_label: str, **options: Any) -> Any:
+        """A figure in the style of the page."""
         options = {"tools": _TOOLS, "sizing_mode": "stretch_both", "min_height": 60, **options}
         made = figure(toolbar_location="right", output_backend="canvas", **options)
         made.toolbar.autohide = True
@@ -149,3 +106,31 @@ def html_block(name: str, **options: Any) -> Div:
         stylesheets=[InlineStyleSheet(css=CSS)],
         **options,
     )
+
+
+def row_positions(number: int) -> Any:
+    """The middles of the rows, top down, in a chart whose y range starts at its end."""
+    return np.arange(number, dtype=float) + 0.5
+
+
+class RowLabels:
+    """Labels of the rows, which may change with every snapshot."""
+
+    def __init__(self) -> None:
+        self.ticker = FixedTicker(ticks=[])
+        self.axes: list[Any] = []
+
+    def show(self, labels: Sequence[str]) -> None:
+        """Label the rows, top down."""
+        positions = [float(each) for each in row_positions(len(labels))]
+        for axis in self.axes:
+            axis.major_label_overrides = dict(zip(positions, labels, strict=True))
+        self.ticker.ticks = positions
+
+
+def label_rows(chart: Any, ticks: RowLabels) -> None:
+    """Have these ticks label the rows of a chart."""
+    chart.yaxis.ticker = ticks.ticker
+    chart.yaxis.major_tick_line_color = None
+    chart.yaxis.axis_line_color = None
+    ticks.axes.extend(chart.yaxis)

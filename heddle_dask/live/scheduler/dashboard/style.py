@@ -6,8 +6,8 @@ colour in every panel.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Iterable
-from html import escape
 
 from heddle_dask.views.history import phases
 
@@ -70,6 +70,11 @@ td.bar i {{ display: inline-block; height: 10px; border-radius: 2px; vertical-al
 .tile .u {{ color: {QUIET}; margin-left: 4px; }}
 .tile .more {{ color: {QUIET}; margin-left: 6px; }}
 """
+
+
+def escape(text: str) -> str:
+    """Text of a user, as HTML."""
+    return html.escape(text, quote=True)
 
 
 def chip(colour: str, label: str, shape: str = "") -> str:

@@ -16,27 +16,14 @@ Columns = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a panel shows of a snapshot.
+    """What a panel shows of a snapshot."""
 
-    Attributes
-    ----------
-    heading
-        HTML below the panel's title.
-    sources
-        The data of its charts, by name of the source.
-    empty
-        In place of the charts: why there is nothing to show; empty text if there is something.
-    rows
-        Labels of the rows of its charts, top down, where they have rows.
-    html
-        HTML of the panel's table, where it has one.
-    """
-
-    heading: str
+    heading: str  # HTML below the panel's title
+    # The data of its charts, by name of the source.
     sources: Mapping[str, Columns] = field(default_factory=dict)
-    empty: str = ""
-    rows: tuple[str, ...] = ()
-    html: str = ""
+    empty: str = ""  # in place of the charts: why there is nothing to show; empty text if there is something
+    rows: tuple[str, ...] = ()  # labels of the rows of its charts, top down, where they have rows
+    html: str = ""  # HTML of the panel's table, where it has one
 
 
 MakeView = Callable[[RunSnapshot], View]
@@ -54,6 +41,7 @@ class Views:
         self._before: dict[MakeView, View] = {}
 
     def of(self, make: MakeView, snapshot: RunSnapshot) -> View:
+        """The view of this snapshot."""
         if snapshot is not self._snapshot:
             self._snapshot = snapshot
             self._before |= self._current

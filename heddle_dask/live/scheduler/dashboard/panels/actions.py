@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from bokeh.models import HoverTool, NumeralTickFormatter
+from bokeh.models import HoverTool, NumeralTickFormatter, Range1d
 
 from heddle_dask.live.scheduler.dashboard import style
-from heddle_dask.live.scheduler.dashboard.panel import Panel, row_positions
+from heddle_dask.live.scheduler.dashboard.panel import Panel, RowLabels, html_block, label_rows, row_positions
 from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.history.run_snapshot import ActionView, PoolView, RunSnapshot
 
@@ -80,16 +80,16 @@ def _row(action: ActionView) -> str:
 
 
 class ActionsPanel(Panel):
+    """Bars of the pools, and a table of the calls."""
+
     title = "Actions and pools"
     name = "actions"
     make = staticmethod(actions_view)
 
     def body(self) -> Sequence[Any]:
         source = self.source("pools", list(_columns([])))
-        labels = self.row_labels(1)
-        chart = self.chart(
-            "CPUs; behind them, waiting actions", "", y_range=labels.y_range, tools="", height=130
-        )
+        self._rows, self._labels = Range1d(start=2, end=0), RowLabels()
+        chart = self.chart("CPUs; behind them, waiting actions", "", y_range=self._rows, tools="", height=130)
         chart.sizing_mode = "stretch_width"
         chart.x_range.start = 0
         bars = {"y": "row", "source": source}
@@ -114,11 +114,12 @@ class ActionsPanel(Panel):
             ("actions", "@running{0,0} running, @waiting{0,0} waiting"),
         ]
         chart.add_tools(HoverTool(tooltips=tooltip, renderers=[room]))
-        labels.at(chart)
-        self._chart = chart
-        return (chart, self.html())
+        label_rows(chart, self._labels)
+        self._chart, self._table = chart, html_block("heddle-actions-table")
+        return (chart, self._table)
 
     def adjust(self, view: View, before: View) -> None:
-        super().adjust(view, before)
         if view.rows != before.rows:
+            self._labels.show(view.rows)
+            self._rows.start = max(len(view.rows), 1)
             self._chart.height = 70 + 26 * max(len(view.rows), 1)

@@ -11,7 +11,7 @@ from bokeh.layouts import row
 from bokeh.models import HoverTool, NumeralTickFormatter, Range1d
 
 from heddle_dask.live.scheduler.dashboard import style
-from heddle_dask.live.scheduler.dashboard.panel import Panel, row_positions
+from heddle_dask.live.scheduler.dashboard.panel import Panel, RowLabels, label_rows, row_positions
 from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.history.engine_history import LIVING
 from heddle_dask.views.history.run_snapshot import EngineView, RunSnapshot
@@ -117,9 +117,9 @@ class EnginesPanel(Panel):
 
     def body(self) -> Sequence[Any]:
         source = self.source("engines", list(_columns([], [])))
-        # Few engines have bars of a common height, and white below.
-        labels = self.row_labels(8)
-        steps = self.chart("steps", "", y_range=labels.y_range, tools="")
+        self._ticks = RowLabels()
+        rows = Range1d(start=8, end=0)
+        steps = self.chart("steps", "", y_range=rows, tools="")
         steps.x_range.start = 0
         bars = {"y": "row", "source": source, "line_color": None}
         steps.hbar(
@@ -127,8 +127,7 @@ class EnginesPanel(Panel):
         )
         steps.hbar(left=0, right="generating", height=0.54, fill_color=style.GENERATING, **bars)
         steps.hbar(left="queue_from", right="queue_to", height=0.54, fill_color=style.QUEUED, **bars)
-        shares = Range1d(start=0, end=MOST_KV_SHARE)
-        kv = self.chart("KV memory", "", y_range=labels.y_range, tools="", x_range=shares)
+        kv = self.chart("KV memory", "", y_range=rows, tools="", x_range=Range1d(start=0, end=MOST_KV_SHARE))
         kv.hbar(left=0, right=1, height=0.74, fill_color=style.FREE, **(bars | {"line_color": style.EDGE}))
         kv.hbar(left=0, right="kv", height=0.54, fill_color=style.MOVE, **bars)
         kv.xaxis.formatter = NumeralTickFormatter(format="0%")
@@ -137,11 +136,18 @@ class EnginesPanel(Panel):
         for chart in (steps, kv):
             chart.ygrid.visible = False
             chart.add_tools(HoverTool(tooltips=_TOOLTIP, renderers=[chart.renderers[0]]))
-        labels.at(steps)
+        label_rows(steps, self._ticks)
         steps.xaxis.formatter = NumeralTickFormatter(format="0,0")
         steps.xaxis.ticker.min_interval = 1
         kv.sizing_mode, kv.width = "stretch_height", 150
+        self._rows = rows
         return (row(steps, kv, sizing_mode="stretch_both"),)
+
+    def adjust(self, view: View, before: View) -> None:
+        if view.rows != before.rows:
+            self._ticks.show(view.rows)
+            # Few engines have bars of a common height, and white below.
+            self._rows.start = max(len(view.rows), 8)
 
 
 _TOOLTIP = [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from heddle_dask.live.scheduler.dashboard import style
-from heddle_dask.live.scheduler.dashboard.panel import Panel
+from heddle_dask.live.scheduler.dashboard.panel import Panel, html_block
 from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.history.run_snapshot import FailureView, RunSnapshot
 
@@ -14,6 +14,7 @@ MOST_ROWS = 14
 
 
 def failures_view(snapshot: RunSnapshot) -> View:
+    """The most frequent causes."""
     failures = sorted(snapshot.failures, key=lambda each: (-each.count, each.boundary, each.cause))
     statuses = sorted(snapshot.counts.ended.items())
     ended = ", ".join(f"<b>{style.count(number)}</b> {style.escape(status)}" for status, number in statuses)
@@ -50,9 +51,12 @@ def _row(failure: FailureView, largest: int, now_s: float) -> str:
 
 
 class FailuresPanel(Panel):
+    """A table, the most frequent first."""
+
     title = "Failures by cause"
     name = "failures"
     make = staticmethod(failures_view)
 
     def body(self) -> Sequence[Any]:
-        return (self.html(),)
+        self._table = html_block("heddle-failures-table")
+        return (self._table,)

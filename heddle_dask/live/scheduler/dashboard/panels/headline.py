@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.panel import Panel
 from heddle_dask.live.scheduler.dashboard.view import View
@@ -24,6 +27,7 @@ def tokens_per_s(snapshot: RunSnapshot) -> float:
 
 
 def headline_view(snapshot: RunSnapshot) -> View:
+    """The figures of the whole run."""
     if not snapshot.session:
         return View(
             '<div class="empty">No session is open on this cluster. A session opens when a rollout starts.</div>'
@@ -91,6 +95,11 @@ def _tile(name: str, number: int, unit: str, more: str = "") -> str:
 
 
 class Headline(Panel):
+    """Figures of the run, in one line."""
+
     title = "Rollout"
     name = "headline"
     make = staticmethod(headline_view)
+
+    def body(self) -> Sequence[Any]:
+        return ()

@@ -81,6 +81,8 @@ def _exact(values: Sequence[float]) -> dict[str, Any]:
 
 
 class LengthsPanel(Panel):
+    """A point per trajectory and prediction."""
+
     title = "Predicted and actual length"
     name = "lengths"
     make = staticmethod(lengths_view)

@@ -157,11 +157,6 @@ class LivePanel(Panel):
         live.add_tools(HoverTool(tooltips=[at, *lines, slots], renderers=[hidden], mode="vline"))
         totals = [("ended", "@ended{0,0}"), ("live", "@live{0,0}"), ("wait for admission", "@admission{0,0}")]
         progress.add_tools(HoverTool(tooltips=[at, *totals], renderers=[over], mode="vline"))
-        legend = html_chips(_PROGRESS_LEGEND)
+        legend = html_block("heddle-live-progress-legend")
+        legend.text = f"<div class='chips'>{_PROGRESS_LEGEND}</div>"
         return (live, legend, progress)
-
-
-def html_chips(chips: str) -> Any:
-    block = html_block("heddle-live-progress-legend")
-    block.text = f"<div class='chips'>{chips}</div>"
-    return block

@@ -9,7 +9,7 @@ import numpy as np
 from bokeh.models import HoverTool, NumeralTickFormatter
 
 from heddle_dask.live.scheduler.dashboard import style
-from heddle_dask.live.scheduler.dashboard.panel import Panel
+from heddle_dask.live.scheduler.dashboard.panel import Panel, html_block
 from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.history.run_snapshot import MoveView, RunSnapshot
 
@@ -17,6 +17,7 @@ _LEGEND = style.chip(style.MOVE, "moves started", "dot") + style.chip(style.QUEU
 
 
 def moves_view(snapshot: RunSnapshot) -> View:
+    """Totals over time, and moves by kind."""
     moves = sorted(snapshot.moves, key=lambda each: each.kind)
     started, running = sum(each.started for each in moves), sum(each.running for each in moves)
     preemptions = snapshot.counts.preemptions
@@ -57,6 +58,8 @@ def _row(move: MoveView) -> str:
 
 
 class MovesPanel(Panel):
+    """Totals over time, and a table of the moves."""
+
     title = "Migrations and preemptions"
     name = "moves"
     make = staticmethod(moves_view)
@@ -74,4 +77,5 @@ class MovesPanel(Panel):
         chart.yaxis.ticker.min_interval = 1
         tooltip = [("at", "@at{0,0.0} s"), ("moves", "@moves{0,0}"), ("preemptions", "@preemptions{0,0}")]
         chart.add_tools(HoverTool(tooltips=tooltip, renderers=[hidden], mode="vline"))
-        return (chart, self.html())
+        self._table = html_block("heddle-moves-table")
+        return (chart, self._table)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from bokeh.models import HoverTool, NumeralTickFormatter
+from bokeh.models import HoverTool, NumeralTickFormatter, Range1d
 
 from heddle_dask.live.scheduler.dashboard import style
-from heddle_dask.live.scheduler.dashboard.panel import Panel, row_positions
+from heddle_dask.live.scheduler.dashboard.panel import Panel, RowLabels, label_rows, row_positions
 from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.history import phases
 from heddle_dask.views.history.run_snapshot import RunSnapshot, TrajectoryView
@@ -166,8 +166,8 @@ class TimelinePanel(Panel):
         segments = self.source("segments", ["row", "left", "right", "colour"])
         ends = self.source("ends", list(_NOWHERE))
         ends.data = dict(_NOWHERE)
-        labels = self.row_labels(12)
-        chart = self.chart("seconds since the session began", "", y_range=labels.y_range)
+        self._rows, self._labels = Range1d(start=12, end=0), RowLabels()
+        chart = self.chart("seconds since the session began", "", y_range=self._rows)
         drawn = chart.hbar(
             y="row",
             left="left",
@@ -183,8 +183,13 @@ class TimelinePanel(Panel):
         chart.xaxis.formatter = NumeralTickFormatter(format="0,0.[0]")
         chart.ygrid.visible = False
         chart.add_tools(HoverTool(tooltips=_TOOLTIP, renderers=[drawn]))
-        labels.at(chart)
+        label_rows(chart, self._labels)
         return (chart,)
+
+    def adjust(self, view: View, before: View) -> None:
+        if view.rows != before.rows:
+            self._labels.show(view.rows)
+            self._rows.start = max(len(view.rows), 12)
 
 
 _TOOLTIP = [

@@ -9,7 +9,7 @@ import numpy as np
 from bokeh.models import HoverTool, NumeralTickFormatter
 
 from heddle_dask.live.scheduler.dashboard import style
-from heddle_dask.live.scheduler.dashboard.panel import Panel
+from heddle_dask.live.scheduler.dashboard.panel import Panel, html_block
 from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.history.run_snapshot import RunSnapshot, TrainingPoint, TrainingView
 
@@ -68,6 +68,8 @@ def _latest(point: TrainingPoint) -> str:
 
 
 class TrainingPanel(Panel):
+    """Rewards over the training steps, and the figures of the latest one."""
+
     title = "Training"
     name = "training"
     make = staticmethod(training_view)
@@ -94,4 +96,5 @@ class TrainingPanel(Panel):
         chart.add_tools(
             HoverTool(tooltips=[("step", "@step{0,0}"), ("reward", "@value{0.000}")], renderers=[dots, rings])
         )
-        return (chart, self.html("figures"))
+        self._table = html_block("heddle-training-figures")
+        return (chart, self._table)
