@@ -11,7 +11,6 @@ from typing import TypeVar, get_args
 
 import click
 
-import heddle_dask
 from heddle_dask.cli.shared_options import F, in_order
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.defaults import SMALL_CONTEXT_TOKENS, model_context_tokens
@@ -116,7 +115,7 @@ def strategies_from_here(context: click.Context, parameter: click.Parameter, val
 def shipped_model() -> Path:
     """The checkpoint that comes with the package `pipelines`."""
     # By its file beside this package: a project may have a package `pipelines` of its own.
-    path = Path(heddle_dask.__file__).parents[1] / "pipelines" / "tiny_agent" / "checkpoint"
+    path = Path(__file__).parents[2] / "pipelines" / "tiny_agent" / "checkpoint"
     if (path / "config.json").is_file():
         return path
     raise BadInput(

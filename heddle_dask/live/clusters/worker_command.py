@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import heddle_dask
 from heddle_dask.live.wire.messages import ENGINE_RESOURCE, MODEL_RESOURCE, TRAINER_RESOURCE
 
 # A coroutine task takes a slot and no thread: slots must never be the limit.
 WORKER_SLOTS = 4096
-_INSTALLATION = Path(heddle_dask.__file__).parents[1]
+_INSTALLATION = Path(__file__).parents[3]
 
 # uvloop takes a quarter off the latency of a message. Dask's profiler samples threads, in which none of our tasks run,
 # 100 times a second in every process. Its look for a stalled event loop wakes every process 50 times a second, nannies

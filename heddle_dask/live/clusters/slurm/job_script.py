@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import heddle_dask
 from heddle_dask.live.clusters.slurm.amounts import slurm_memory, slurm_time
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, Container, WorkerGroup
 from heddle_dask.live.wire.messages import HARDWARE_VARIABLE, WEIGHTS_VARIABLE
@@ -22,11 +21,11 @@ from heddle_dask.live.wire.messages import HARDWARE_VARIABLE, WEIGHTS_VARIABLE
 if TYPE_CHECKING:
     from heddle_dask.live.clusters.credentials import Credentials
 
-_LAUNCHER = Path(heddle_dask.__file__).parents[1] / "workers" / "job.py"
+_LAUNCHER = Path(__file__).parents[4] / "workers" / "job.py"
 # In an image the launcher is where its heddle_dask is, whatever the path here.
 _LAUNCHER_OF_IMAGE = (
     "import heddle_dask, pathlib, runpy; "
-    'runpy.run_path(str(pathlib.Path(heddle_dask.__file__).parents[1] / "workers/job.py"), run_name="__main__")'
+    'runpy.run_path(str(pathlib.Path(__file__).parents[4] / "workers/job.py"), run_name="__main__")'
 )
 _SAFE_DIRECTIVE = re.compile(r"[^\s\"'\\#]*")
 # Directories of caches by the variable that names them: each program has one of its own, and a home directory is often
