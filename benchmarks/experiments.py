@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from benchmarks.code_digest import DECIDING, code_digest
-from benchmarks.row_file import RowFile
-from benchmarks.runner import Runner
+from benchmarks.runner import Runner, runner_of
 from benchmarks.tables import ExperimentRow, chosen, experiment_tables, print_measured
 
 _STUDIES = ("actions", "opponents", "rollart")
@@ -104,11 +103,7 @@ class Experiments:
                 click.echo(f"{name:18}  {one.about}")
             return
         names = self.chosen(text)
-        file = RowFile(out)
-        file.check_writable()
-        runner = Runner(
-            file, code_digest(DECIDING, _STUDIES), lambda line: click.echo(line, err=True), scheduler
-        )
+        runner = runner_of(out, code_digest(DECIDING, _STUDIES), scheduler)
         live = any(not self.by_name[name].simulated for name in names)
         rows = self.measured(names, Study(runner, seeds, model() if live else ""))
         for line in experiment_tables(rows):

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +30,7 @@ from benchmarks.fidelity_twins import Twins
 from benchmarks.live import measure_live
 from benchmarks.live_setup import ARM_PREFIX, Fleet, LiveRow
 from benchmarks.process_usage import cpu_seconds
+from benchmarks.row_file import Row
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.engines.spec import engine_kind
@@ -161,9 +162,17 @@ async def run_live(
     arms: Sequence[Arm],
     *,
     repeats: int,
-    on_run: Callable[[LiveRun], None] = lambda run: None,
-) -> list[LiveRun]:
+    on_run: Callable[[LiveRun], None],
+    has: Callable[[str, str, int], bool] = lambda workload, arm, repeat: False,
+) -> None:
     """Run every arm live `repeats` times, arms in turn.
+
+    Parameters
+    ----------
+    on_run
+        Takes each run as it ends.
+    has
+        Whether the run of a workload, an arm and a repeat is there already.
 
     Raises
     ------
@@ -175,20 +184,22 @@ async def run_live(
     by_name = {workload.name: workload for workload in workloads}
     if len(by_name) < len(workloads):
         raise BadInput("a trace is given twice: give each once")
-    runs: list[LiveRun] = []
 
     def take(row: LiveRow) -> None:
         replay = by_name[row.workload].replays.pop()
         lives, before = replay.lives, replay.cpu_before
         cpu = None if before is None else cpu_seconds().since(before)
         names = _engine_names(lives, fleet.engines)
-        runs.append(
-            LiveRun(row.workload, row.arm, row.repeat, row.makespan_s, names, spent_live(lives, row, cpu))
-        )
-        on_run(runs[-1])
+        spent = spent_live(lives, row, cpu)
+        on_run(LiveRun(row.workload, row.arm, row.repeat, row.makespan_s, names, spent))
 
-    await measure_live(workloads, fleet, arms, repeats=repeats, on_row=take)
-    return runs
+    await measure_live(workloads, fleet, arms, repeats=repeats, on_row=take, has=has)
+
+
+def run_of(row: Row) -> LiveRun:
+    """A live run from its JSON form, which may have more fields."""
+    run = {each.name: row[each.name] for each in fields(LiveRun)}
+    return LiveRun(**{**run, "engines": tuple(row["engines"]), "spent": Spent(**row["spent"])})
 
 
 def compare(runs: Sequence[LiveRun], workloads: Sequence[WatchedWorkload], twins: Twins) -> Fidelity:
@@ -223,11 +234,7 @@ def read_runs(path: Path) -> list[LiveRun]:
         The file cannot be read, or contains no run.
     """
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))["live"]
-        return [
-            LiveRun(**{**run, "engines": tuple(run["engines"]), "spent": Spent(**run["spent"])})
-            for run in found
-        ]
+        return [run_of(run) for run in json.loads(path.read_text(encoding="utf-8"))["live"]]
     except OSError as error:
         raise BadInput(f"--live {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):

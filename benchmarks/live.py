@@ -43,14 +43,16 @@ async def measure_live(
     repeats: int,
     warm: bool = True,
     on_row: Callable[[LiveRow], None] = lambda row: None,
-    known: Callable[[str, str, int], LiveRow | None] = lambda workload, arm, repeat: None,
-) -> list[LiveRow]:
+    has: Callable[[str, str, int], bool] = lambda workload, arm, repeat: False,
+) -> None:
     """Run every arm on every workload `repeats` times, arms in turn.
 
     Parameters
     ----------
-    known
-        The row of a workload, an arm and a repeat, where it is not to be run again.
+    on_row
+        Takes the row of each run as it ends.
+    has
+        Whether the row of a workload, an arm and a repeat is there already, and not to be run again.
 
     Raises
     ------
@@ -60,7 +62,6 @@ async def measure_live(
     if any(arm.preset.startswith(ARM_PREFIX) for arm in arms):
         # The router speaks TCP only, and all arms share the engines.
         fleet = replace(fleet, spec=replace(fleet.spec, tcp=True))
-    rows = []
     # All first: a bad trace is refused before the first run.
     plans = [workload.planned(fleet.spec.named_context_tokens) for workload in workloads]
     for workload, (planned, others) in zip(workloads, plans, strict=True):
@@ -69,17 +70,15 @@ async def measure_live(
             learnt = _learn(others, Path(directory) / "predictor") if warm else None
             for repeat in range(repeats):
                 turn = repeat % len(arms)
-                kept = {arm.name: known(workload.name, arm.name, repeat) for arm in arms}
-                rows += [row for row in kept.values() if row is not None]
-                missing = [arm for arm in (*arms[turn:], *arms[:turn]) if kept[arm.name] is None]
+                missing = [
+                    arm for arm in (*arms[turn:], *arms[:turn]) if not has(workload.name, arm.name, repeat)
+                ]
                 if not missing:
                     continue
                 async with running_engines(fleet.engines, fleet.spec, _TOOL_CPUS) as client:
                     for arm in missing:
                         row = await _run(client, workload, fleet, arm, repeat, bound_s, learnt)
-                        rows.append(replace(row, steps=steps))
-                        on_row(rows[-1])
-    return rows
+                        on_row(replace(row, steps=steps))
 
 
 def _learn(others: Sequence[PlannedTrajectory], path: Path) -> Path | None:

@@ -1,15 +1,18 @@
-"""Rows of the benchmark ``live`` in a file: each is written when its run ends, and not run again."""
+"""Rows of live runs in a file (`live`, `fidelity`): each is written when its run ends, and not run again."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Generic
 
 import click
 
 from benchmarks.code_digest import code_digest
-from benchmarks.live_setup import Fleet, LiveRow, Workload
-from benchmarks.row_file import RowFile
+from benchmarks.live_setup import Fleet, Workload
+from benchmarks.row_file import Row, RowFile
+from benchmarks.runner import F
 
 
 def conditions_text(fleet: Fleet, workload: Workload, *, warm: bool) -> str:
@@ -20,29 +23,38 @@ def conditions_text(fleet: Fleet, workload: Workload, *, warm: bool) -> str:
     return f"{drawn}; {fleet.engines} {spec.kind}, {options}, {'warm' if warm else 'cold'}"
 
 
-class LiveRows:
-    """The rows of one seed under the same conditions.
+class LiveRows(Generic[F]):
+    """The rows of runs under the same conditions: `rows` has those that were made or asked for, in that order.
 
     Parameters
     ----------
     out
-        The file; None: rows are printed only.
+        The file; None: rows are kept in memory only.
+    common
+        Fields that all have, their kind among them.
+    made
+        A run from its row.
+    told
+        A new run in a line.
     """
 
-    def __init__(self, out: Path | None, *, seed: int, simulated: bool, conditions: str) -> None:
+    def __init__(
+        self, out: Path | None, common: Mapping[str, Any], made: Callable[[Row], F], told: Callable[[F], str]
+    ) -> None:
+        self.rows: list[F] = []
         self._file = RowFile(out)
         self._file.check_writable()
-        self._common = {"kind": "live", "seed": seed, "simulated": simulated, "conditions": conditions}
+        self._common, self._made, self._told = common, made, told
 
-    def add(self, row: LiveRow) -> None:
-        """Take the row of a run that has ended, and say so."""
-        click.echo(
-            f"{row.workload} {row.arm} {row.repeat}: {row.makespan_s:.1f} s, {row.tokens_per_s:.0f} tokens/s",
-            err=True,
-        )
-        self._file.add({**self._common, **asdict(row), "code": code_digest()})
+    def add(self, run: F) -> None:
+        """Take a run that has ended, and say so."""
+        click.echo(self._told(run), err=True)
+        self._file.add({**self._common, **asdict(run), "code": code_digest()})
+        self.rows.append(run)
 
-    def known(self, workload: str, arm: str, repeat: int) -> LiveRow | None:
-        """The row of a run that the file has."""
+    def has(self, workload: str, arm: str, repeat: int) -> bool:
+        """Whether the file has this run, which `rows` has then too."""
         row = self._file.find({**self._common, "workload": workload, "arm": arm, "repeat": repeat})
-        return None if row is None else LiveRow(**{each.name: row[each.name] for each in fields(LiveRow)})
+        if row is not None:
+            self.rows.append(self._made(row))
+        return row is not None

@@ -23,9 +23,9 @@ def simulate_live(
     arms: Sequence[Arm],
     *,
     warm: bool = True,
-    on_row: Callable[[LiveRow], None] = lambda row: None,
-    known: Callable[[str, str, int], LiveRow | None] = lambda workload, arm, repeat: None,
-) -> list[LiveRow]:
+    on_row: Callable[[LiveRow], None],
+    has: Callable[[str, str, int], bool],
+) -> None:
     """Simulate every arm on every workload once, as `measure_live` would run it.
 
     The engines take the time of ``fleet.cost``, with the KV capacity and the time scale that it states.
@@ -37,20 +37,16 @@ def simulate_live(
     """
     for arm in arms:
         check_arm(arm)
-    rows = []
     for workload in workloads:
         planned, others = workload.planned(fleet.spec.named_context_tokens)
         engines = _simulated(fleet, workload.tasks)
         steps = sum(len(plan.steps) for plan in planned)
         for arm in arms:
-            if kept := known(workload.name, arm.name, 0):
-                rows.append(kept)
+            if has(workload.name, arm.name, 0):
                 continue
             learnt = others if warm else None
             run = simulate(arm.preset, arm.overrides, engines, planned, seed=workload.seed, warm=learnt)
-            rows.append(replace(_row(workload, arm, run), steps=steps))
-            on_row(rows[-1])
-    return rows
+            on_row(replace(_row(workload, arm, run), steps=steps))
 
 
 def _simulated(fleet: Fleet, trajectories: int) -> SimulatedFleet:

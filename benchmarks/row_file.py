@@ -10,8 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import click
+
 from heddle_dask.core.errors import BadInput
 
+ROWS_OUT = click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=None,
+    help="JSON lines; a run is added when it ends, and skipped if the file has it.",
+)
 Row = Mapping[str, Any]
 CONDITIONS = ("cluster", "trajectories", "samples", "max_context_tokens")
 _WHERE = ("kind", "model", "workload", "seed", *CONDITIONS)
@@ -22,6 +30,7 @@ _KEYS = {
     "pass": (*_WHERE, "token_scale", "tool_scale", "engines", "arm", "predictor"),
     "job": ("kind", "of", "job", "code"),
     "live": ("kind", "workload", "seed", "simulated", "conditions", "arm", "repeat"),
+    "fidelity": ("kind", "workload", "seed", "conditions", "arm", "repeat"),
 }
 
 
@@ -76,7 +85,7 @@ class RowFile:
         )
 
     def check_writable(self) -> None:
-        """Check before hours of simulation that rows can be written; drops an incomplete last line.
+        """Check before hours of runs that rows can be written; drops an incomplete last line, and makes no file.
 
         Raises
         ------
@@ -85,11 +94,14 @@ class RowFile:
         """
         if self._path is None:
             return
+        made = not self._path.exists() and not self._path.is_symlink()
         try:
             with self._path.open("ab+") as file:
                 file.seek(0)
                 content = file.read()
                 file.truncate(content.rfind(b"\n") + 1)
+            if made:
+                self._path.unlink()
         except OSError as error:
             raise BadInput(f"{self._path}: {error.strerror}; give a file that can be written") from None
 

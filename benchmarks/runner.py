@@ -11,7 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import click
 
 from benchmarks.row_file import Row, RowFile
 from heddle_dask.cli.rollout.progress import duration
@@ -95,8 +98,8 @@ class Runner:
         by_text = dict(texts)
         of = {"kind": "job", "of": figures.__name__, "code": self.code}
         runs = [SweepRun({**of, "job": text}, partial(_job_figures, play, job)) for text, job in texts]
-        rows = self.played(runs, lambda row: told(by_text[row["job"]], _figures_of(figures, row)))
-        return [_figures_of(figures, row) for row in rows]
+        rows = self.played(runs, lambda row: told(by_text[row["job"]], figures_of(figures, row)))
+        return [figures_of(figures, row) for row in rows]
 
     def _play(self, fresh: Sequence[SweepRun], told: Callable[[Row], str]) -> None:
         began_s, done = time.monotonic(), 0
@@ -122,6 +125,19 @@ class Runner:
         run_on_cluster(_played, fresh, self._scheduler, self.say, ended)
 
 
+def runner_of(out: Path | None, code: str, scheduler: str | None = None) -> Runner:
+    """A runner of the rows of a file that can be written, which says on stderr what it does.
+
+    Raises
+    ------
+    BadInput
+        See `RowFile`.
+    """
+    rows = RowFile(out)
+    rows.check_writable()
+    return Runner(rows, code, lambda line: click.echo(line, err=True), scheduler)
+
+
 def _played(run: SweepRun) -> tuple[Row, float]:
     """The figures of a run, and the CPU seconds that it took."""
     began_s = time.process_time()
@@ -137,8 +153,8 @@ def _text(job: DataclassInstance) -> str:
     return json.dumps(asdict(job), sort_keys=True)
 
 
-def _figures_of(figures: type[F], row: Row) -> F:
-    """The figures from their JSON form."""
+def figures_of(figures: type[F], row: Row) -> F:
+    """The figures from the row that has them."""
     return figures(**{each.name: _frozen(row[each.name]) for each in fields(figures)})
 
 

@@ -9,6 +9,7 @@ import click
 import uvloop
 
 from benchmarks.commands.measured_live import measured_live
+from benchmarks.row_file import ROWS_OUT
 from benchmarks.tables import print_measured
 from heddle_dask.cli.shared_options import COUNT, shared_options
 from heddle_dask.engines.collector import collect_seldom
@@ -46,6 +47,7 @@ DEFAULT_ARMS = ("heddle", "verl", "slime", "verl-hybrid")
     default=None,
     help="JSON of an earlier comparison: simulate its live runs again, with the same workload options.",
 )
+@ROWS_OUT
 @shared_options
 def fidelity(
     trace: tuple[Path, ...],
@@ -63,20 +65,17 @@ def fidelity(
     arm: tuple[str, ...],
     repeats: int,
     live: Path | None,
+    out: Path | None,
     model: str | None,
     as_json: bool,
     seed: int,
 ) -> None:
     """Makespans live and simulated, arm by arm, and whether both rank the arms equally."""
     from benchmarks.fidelity import as_json as fidelity_json
-    from benchmarks.fidelity import (
-        check_arm,
-        compare,
-        read_runs,
-        run_live,
-    )
+    from benchmarks.fidelity import check_arm, compare, read_runs, run_live, run_of
     from benchmarks.fidelity_spent import WatchedWorkload
     from benchmarks.fidelity_twins import delays_of, twins_of
+    from benchmarks.live_rows import LiveRows, conditions_text
     from heddle_dask.cli.engine_option import chosen_model
     from heddle_dask.sim.rollout import Arm
 
@@ -96,8 +95,12 @@ def fidelity(
         delays=delays_of(overhead, tasks),
     )
     if live is None:
+        conditions = conditions_text(twins.live, workloads[0], warm=True)
+        common = {"kind": "fidelity", "seed": seed, "conditions": conditions}
+        file = LiveRows(out, common, run_of, _told)
         collect_seldom()
-        runs = uvloop.run(run_live(workloads, twins.live, arms, repeats=repeats, on_run=_tell))
+        uvloop.run(run_live(workloads, twins.live, arms, repeats=repeats, on_run=file.add, has=file.has))
+        runs = file.rows
     else:
         runs = read_runs(live)
     found = compare(runs, workloads, twins)
@@ -106,8 +109,8 @@ def fidelity(
         print_measured(fidelity_json(found))
 
 
-def _tell(row: LiveRun) -> None:
-    click.echo(f"{row.workload} {row.arm} {row.repeat}: live {row.makespan_s:.2f} s", err=True)
+def _told(run: LiveRun) -> str:
+    return f"{run.workload} {run.arm} {run.repeat}: live {run.makespan_s:.2f} s"
 
 
 def _show(found: Fidelity, *, err: bool) -> None:

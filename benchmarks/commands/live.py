@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ import click
 import uvloop
 
 from benchmarks.commands.measured_live import measured_live
+from benchmarks.row_file import ROWS_OUT
 from benchmarks.tables import print_measured
 from heddle_dask.cli.shared_options import COUNT, WholeNumber, shared_options
 from heddle_dask.engines.collector import collect_seldom
@@ -54,12 +56,7 @@ ROUTER_ARMS = (
     is_flag=True,
     help="Each arm once in simulated time, on engines of the same cost: to search a limit of live trajectories.",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=None,
-    help="JSON lines; a run is added when it ends, and skipped if the file has it.",
-)
+@ROWS_OUT
 @shared_options
 def live(
     trace: tuple[Path, ...],
@@ -87,8 +84,9 @@ def live(
     """Throughput, makespan and share of the lower bound, arm against arm on the same trajectories."""
     from benchmarks.live import measure_live
     from benchmarks.live_rows import LiveRows, conditions_text
-    from benchmarks.live_setup import Workload, fleet_of
+    from benchmarks.live_setup import LiveRow, Workload, fleet_of
     from benchmarks.live_simulated import simulate_live
+    from benchmarks.runner import figures_of
     from heddle_dask.cli.engine_option import chosen_model
 
     arms = _arms(arm or (*DEFAULT_ARMS.split(), *(() if simulated else ROUTER_ARMS.split())))
@@ -106,18 +104,21 @@ def live(
         kv_capacity_tokens=kv_capacity,
     )
 
-    file = LiveRows(
-        out, seed=seed, simulated=simulated, conditions=conditions_text(fleet, workloads[0], warm=warm)
-    )
+    conditions = conditions_text(fleet, workloads[0], warm=warm)
+    common = {"kind": "live", "seed": seed, "simulated": simulated, "conditions": conditions}
+    file = LiveRows(out, common, partial(figures_of, LiveRow), _told)
     if simulated:
-        rows = simulate_live(workloads, fleet, arms, warm=warm, on_row=file.add, known=file.known)
+        simulate_live(workloads, fleet, arms, warm=warm, on_row=file.add, has=file.has)
     else:
         collect_seldom()
-        live_rows = measure_live(
-            workloads, fleet, arms, repeats=repeats, warm=warm, on_row=file.add, known=file.known
+        uvloop.run(
+            measure_live(workloads, fleet, arms, repeats=repeats, warm=warm, on_row=file.add, has=file.has)
         )
-        rows = uvloop.run(live_rows)
-    _report(rows, as_json=as_json)
+    _report(file.rows, as_json=as_json)
+
+
+def _told(row: LiveRow) -> str:
+    return f"{row.workload} {row.arm} {row.repeat}: {row.makespan_s:.1f} s, {row.tokens_per_s:.0f} tokens/s"
 
 
 def _report(rows: Sequence[LiveRow], *, as_json: bool) -> None:

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import click
 
 from benchmarks.deadline import EXACT
+from benchmarks.row_file import ROWS_OUT, RowFile
 from heddle_dask.cli.option_groups import MAX_CONTEXT_TOKENS, SAMPLES, SEEDS
 from heddle_dask.cli.shared_options import COUNT, SEED, print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
 if TYPE_CHECKING:
     from benchmarks.paper.best_rule import BestRules
-    from benchmarks.row_file import RowFile
 
 
 # With --best-rule, unless --arms says otherwise.
@@ -41,12 +41,7 @@ _BESIDE_RULES = f"sticky-forecast,heddle:predictor=none,heddle,{EXACT}"
 @SAMPLES
 @click.option("--cluster", default="hopper64", show_default=True, help="Name or FILE.toml.")
 @MAX_CONTEXT_TOKENS
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=None,
-    help="JSON lines; a run is added when it ends, and skipped if the file has it.",
-)
+@ROWS_OUT
 @click.option(
     "--only-chosen", is_flag=True, help="Forms of heddle on the chosen degrees only, no uniform ones."
 )
@@ -96,19 +91,18 @@ def paper(
     from benchmarks.paper.rule_search import routers_named
     from benchmarks.paper.sweep import PaperConditions, PaperSweep, arms_named, cells_named
     from benchmarks.paper.tables import all_tables, as_json_object, main_tables
-    from benchmarks.row_file import RowFile
-    from benchmarks.runner import Runner
+    from benchmarks.runner import runner_of
     from benchmarks.tables import names
     from heddle_dask.sim.clusters import cluster_of
     from heddle_dask.sim.sweep import parse_arms
 
     _check_asked(cells, out, markdown=markdown, best_rule=best_rule, on_cluster=scheduler is not None)
-    rows = RowFile(out)
-    if not markdown:
+    rows = RowFile(out) if markdown else None
+    if rows is None:
         conditions = PaperConditions(cluster, cluster_of(cluster), trajectories, samples, max_context_tokens)
-        runner = Runner(rows, code_digest(DECIDING), lambda line: click.echo(line, err=True), scheduler)
         found, reported = cells_named(cells), range(seed, seed + seeds)
-        rows.check_writable()
+        runner = runner_of(out, code_digest(DECIDING), scheduler)
+        rows = runner.rows
         if warning := rows.other_code(runner.code):
             click.echo(warning, err=True)
         if best_rule:

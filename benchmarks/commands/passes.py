@@ -15,7 +15,8 @@ from heddle_dask.core.errors import BadInput
 if TYPE_CHECKING:
     from benchmarks.pass_makespans import PassPlace, PassWorkload
     from benchmarks.predictor_passes import PassReport
-    from benchmarks.row_file import Row, RowFile
+    from benchmarks.row_file import Row
+    from benchmarks.runner import Runner
 
 
 @click.command("passes")
@@ -97,10 +98,10 @@ def passes(
     """Accuracy and makespan of a pass over prompts: without a predictor, before they are known, and after."""
     if not traces and not workloads:
         raise BadInput("nothing to measure: give --trace or --makespan")
-    from benchmarks.row_file import RowFile
+    from benchmarks.code_digest import DECIDING, code_digest
+    from benchmarks.runner import runner_of
 
-    file = RowFile(out)
-    file.check_writable()
+    runner = runner_of(out, code_digest(DECIDING))
     rows: list[Row] = []
     if workloads:
         from benchmarks.pass_makespans import PassWorkload, makespan_tables
@@ -108,7 +109,7 @@ def passes(
         shape = trajectories, samples, max_context_tokens, token_scale, tool_scale
         drawn = [PassWorkload(name, *shape) for name in workloads]
         place = _place(cluster, tp, model)
-        rows = _makespans(drawn, place, range(seed, seed + seeds), strategies, predictors, file)
+        rows = _makespans(drawn, place, range(seed, seed + seeds), strategies, predictors, runner)
     files: list[dict[str, object]] = []
     for trace in traces:
         # XGBoost takes a second to import.
@@ -144,22 +145,21 @@ def _makespans(
     seeds: range,
     strategies: str,
     predictors: str,
-    file: RowFile,
+    runner: Runner,
 ) -> list[Row]:
-    from benchmarks.code_digest import DECIDING, code_digest
     from benchmarks.pass_makespans import measure_makespans, predictors_named
-    from benchmarks.runner import Runner
     from heddle_dask.sim.sweep import parse_arms
 
-    arms, names, code = parse_arms(strategies), predictors_named(predictors), code_digest(DECIDING)
+    arms, names = parse_arms(strategies), predictors_named(predictors)
     if stated := next((arm for arm in arms if any("predictor=" in text for text in arm.overrides)), None):
         raise BadInput(f"--strategies {stated.name}: name predictors with --predictors")
-    if warning := file.other_code(code):
+    if warning := runner.rows.other_code(runner.code):
         _say(warning)
-    rows: list[Row] = []
-    for workload in workloads:
-        rows += measure_makespans(workload, place, seeds, arms, names, Runner(file, code, _say))
-    return rows
+    return [
+        row
+        for workload in workloads
+        for row in measure_makespans(workload, place, seeds, arms, names, runner)
+    ]
 
 
 def accuracy_table(report: PassReport) -> list[str]:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from benchmarks.row_file import ROWS_OUT
 from heddle_dask.cli.option_groups import SEEDS
 from heddle_dask.cli.shared_options import shared_options
 
@@ -18,12 +19,7 @@ from heddle_dask.cli.shared_options import shared_options
     help="Names by commas; `list` prints them.",
 )
 @SEEDS
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path, dir_okay=False),
-    default=None,
-    help="JSON lines of the runs: known ones are not run again.",
-)
+@ROWS_OUT
 @shared_options
 def rollart(experiment: str, seeds: int, out: Path | None, as_json: bool, seed: int) -> None:
     """RollArt's experiments: training steps of synchronous and asynchronous arms, in virtual time."""
