@@ -15,10 +15,12 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
+import click
 import numpy as np
 
-from benchmarks.predictor_scores import Score, makespan, score
+from benchmarks.predictor_scores import makespan, rounded_row, score
 from benchmarks.predictor_trace import by_group, read_finished
+from benchmarks.row_file import Row
 from heddle_dask.core.errors import BadInput
 from heddle_dask.predictors.features import NAN, NO_SIBLINGS, Finished, Floats, GroupFacts, Progress
 from heddle_dask.predictors.from_steps import finished_from_steps
@@ -41,45 +43,45 @@ Z90 = 1.2816
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreRow:
-    """One method at one decision point, over the `trajectories` that reached it."""
+class PredictorJob:
+    """A measurement of one trace, by name or file.
 
-    steps_finished: int
-    method: str
-    trajectories: int
-    score: Score
+    Attributes
+    ----------
+    points
+        ``"asked"``: with the facts of a live session at its request, which is made during a step's tool call: the
+        tool's label is known, but not its time or result; and without facts that a replay lacks (failures of tools,
+        elapsed seconds, policy versions: model and agent are part of the domain). ``"recorded"``: with all facts known
+        before the next step.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class OrderRow:
-    """Makespan under one order relative to FCFS (mean over the batches); `low` and `high`: range of random orders."""
-
-    order: str
-    share_of_fcfs: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class LatencyRow:
-    """Median milliseconds of one `predict` call, features and group facts included, and of the trees alone."""
-
-    rows: int
-    call_ms: float
-    trees_ms: float
+    trace: str
+    folds: int
+    seed: int
+    points: str
 
 
 @dataclass(frozen=True, slots=True)
 class PredictorReport:
-    """All results for one trace file."""
+    """All results for one trace file.
+
+    Attributes
+    ----------
+    rows
+        The score of each method at each decision point, over the trajectories that reached it.
+    orders
+        Makespans relative to FCFS, means over the batches; `low` and `high`: range of random orders.
+    latency
+        Median milliseconds of one `predict` call, features and group facts included, and of the trees alone.
+    """
 
     trace: str
     trajectories: int
     censored: int
     groups: int
-    scores: tuple[ScoreRow, ...]
-    orders: tuple[OrderRow, ...]
-    latency: tuple[LatencyRow, ...]
+    rows: Sequence[Row]
+    orders: Sequence[Row]
+    latency: Sequence[Row]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,52 +92,35 @@ class _Held:
     by_method: dict[str, Floats]
 
 
-def measure_predictor(
-    path: Path,
-    *,
-    folds: int = 5,
-    seed: int = 0,
-    settings: TreeSettings | None = None,
-    as_asked: bool = False,
-    on_progress: Callable[[str], None] = lambda message: None,
-) -> PredictorReport:
-    """Measure one trace, by name or file.
-
-    Parameters
-    ----------
-    as_asked
-        True: with the facts of a live session at its request, which is made during a step's tool call: the tool's
-        label is known, but not its time or result; and without facts that a replay lacks (failures of tools, elapsed
-        seconds, policy versions: model and agent are part of the domain). False: with all facts known before the next
-        step.
+def measure_predictor(job: PredictorJob) -> PredictorReport:
+    """Measure one trace.
 
     Raises
     ------
     BadInput
         The file is unusable, or has fewer groups than folds.
     """
-    path = trace_file(path)
-    settings = replace(settings or TreeSettings(), seed=seed)
-    read = _as_asked(path) if as_asked else read_finished(path)
+    path, settings = trace_file(Path(job.trace)), TreeSettings(seed=job.seed)
+    read = _as_asked(path) if job.points == "asked" else read_finished(path)
     # Scores do not use the durations of siblings, which some traces lack.
     finished = [replace(one, duration_s=NAN) for one in read]
     groups = by_group(finished)
-    if len(groups) < folds:
+    if len(groups) < job.folds:
         raise BadInput(
-            f"trace file {str(path)!r}: {len(groups)} groups, too few for --folds {folds}: use fewer"
+            f"trace file {str(path)!r}: {len(groups)} groups, too few for --folds {job.folds}: use fewer"
         )
     held: list[_Held] = []
-    for fold in range(folds):
-        on_progress(f"{path.name}: fold {fold + 1} of {folds}")
-        held += _held_fold(finished, groups, fold, folds, settings)
+    for fold in range(job.folds):
+        click.echo(f"{path.name}: fold {fold + 1} of {job.folds}", err=True)
+        held += _held_fold(finished, groups, fold, job.folds, settings)
     return PredictorReport(
         trace=path.name,
         trajectories=len(finished),
         censored=sum(one.censored for one in finished),
         groups=len(groups),
-        scores=tuple(_score_rows(held)),
-        orders=tuple(_order_rows(held, seed)),
-        latency=tuple(measure_latency(read, settings)),
+        rows=_score_rows(held),
+        orders=_order_rows(held, job.seed),
+        latency=_latency_rows(read, settings),
     )
 
 
@@ -220,7 +205,7 @@ def _first_totals(model: Model, rows: Sequence[Progress]) -> Floats:
     return np.asarray(model.log_remaining(seen)[0])
 
 
-def _score_rows(held: Sequence[_Held]) -> list[ScoreRow]:
+def _score_rows(held: Sequence[_Held]) -> list[Row]:
     rows = []
     for steps in STEPS:
         told = [each for each in held if len(each.one.points) > steps]
@@ -230,11 +215,14 @@ def _score_rows(held: Sequence[_Held]) -> list[ScoreRow]:
         total = np.array([each.one.generated_tokens for each in told], dtype=np.float64)
         for method in METHODS:
             values = np.array([each.by_method[method][:, steps] for each in told]).T
-            rows.append(ScoreRow(steps, method, len(told), score(done, total, values[0], values[1])))
+            scored = asdict(score(done, total, values[0], values[1]))
+            rows.append(
+                rounded_row({"steps_finished": steps, "method": method, "trajectories": len(told), **scored})
+            )
     return rows
 
 
-def _order_rows(held: Sequence[_Held], seed: int) -> list[OrderRow]:
+def _order_rows(held: Sequence[_Held], seed: int) -> list[Row]:
     """List scheduling, `JOBS_PER_SLOT` per slot, refreshed before every step; tools take no time."""
     rng = np.random.default_rng(seed)
     size = min(SLOTS * JOBS_PER_SLOT, len(held))
@@ -261,18 +249,19 @@ def _order_rows(held: Sequence[_Held], seed: int) -> list[OrderRow]:
                 for draw in draws.tolist()
             ]
         )
-    rows = [_order_row(name, np.array(values)) for name, values in shares.items()]
+    rows = []
+    for name, values in shares.items():
+        mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / len(values) ** 0.5
+        rows.append(_order_row(name, mean, mean - 2 * error, mean + 2 * error))
     means = np.array(random_shares).mean(axis=0)
     return [
         *rows,
-        OrderRow("random fixed score", float(means.mean()), float(means.min()), float(means.max())),
+        _order_row("random fixed score", float(means.mean()), float(means.min()), float(means.max())),
     ]
 
 
-def _order_row(name: str, values: Floats) -> OrderRow:
-    error = float(values.std(ddof=1)) / len(values) ** 0.5
-    mean = float(values.mean())
-    return OrderRow(name, mean, mean - 2 * error, mean + 2 * error)
+def _order_row(order: str, share: float, low: float, high: float) -> Row:
+    return rounded_row({"order": order, "share_of_fcfs": share, "low": low, "high": high})
 
 
 def _step_lengths(one: Finished) -> list[float]:
@@ -293,9 +282,7 @@ def _order(each: _Held, name: str) -> list[float]:
     return [float(value) for value in median + spread**2 / 2]
 
 
-def measure_latency(
-    finished: Sequence[Finished], settings: TreeSettings, repeats: int = 200
-) -> list[LatencyRow]:
+def _latency_rows(finished: Sequence[Finished], settings: TreeSettings, repeats: int = 200) -> list[Row]:
     """Time `LearnedPredictor.predict` after a warm start from (at most 2,000 of) these trajectories."""
     from heddle_dask.predictors.learned import LearnedPredictor
 
@@ -311,7 +298,7 @@ def measure_latency(
         if model is not None and model.core.trees is not None:
             seen = model.core.see(batch, [NO_SIBLINGS] * count)
             trees_s = _median_s(partial(model.core.by_trees, seen), repeats)
-        rows.append(LatencyRow(count, round(1000 * call_s, 3), round(1000 * trees_s, 3)))
+        rows.append(rounded_row({"rows": count, "call_ms": 1000 * call_s, "trees_ms": 1000 * trees_s}))
     return rows
 
 
@@ -323,30 +310,3 @@ def _median_s(call: Callable[[], object], repeats: int) -> float:
         call()
         spent.append(time.perf_counter() - began_s)
     return float(np.median(spent))
-
-
-def as_json(report: PredictorReport) -> dict[str, object]:
-    """The JSON object of one file; nan becomes null."""
-    return {
-        "trace": report.trace,
-        "trajectories": report.trajectories,
-        "censored": report.censored,
-        "groups": report.groups,
-        "rows": [
-            {
-                "steps_finished": row.steps_finished,
-                "method": row.method,
-                "trajectories": row.trajectories,
-                **{name: _rounded(value) for name, value in asdict(row.score).items()},
-            }
-            for row in report.scores
-        ],
-        "orders": [{name: _rounded(value) for name, value in asdict(row).items()} for row in report.orders],
-        "latency": [{name: _rounded(value) for name, value in asdict(row).items()} for row in report.latency],
-    }
-
-
-def _rounded(value: float | str) -> float | str | None:
-    if isinstance(value, str | int):
-        return value
-    return None if value != value else round(value, 3)

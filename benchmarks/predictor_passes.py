@@ -17,7 +17,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from benchmarks.predictor_scores import Score, score
+from benchmarks.predictor_scores import rounded_row, score
+from benchmarks.row_file import Row
 from heddle_dask.core.nouns import Prediction
 from heddle_dask.predictors.features import Finished, Floats, Progress
 from heddle_dask.predictors.from_steps import PastTrajectory, finished_from_steps
@@ -41,34 +42,23 @@ A = TypeVar("A", bound=OfPrompt)
 
 
 @dataclass(frozen=True, slots=True)
-class PassRow:
-    """One arm at one decision point, over the `trajectories` of the later pass that reached it.
-
-    `within`: correlation of log lengths less their means in each domain. A domain includes model and agent where a
-    trace names them; lengths differ between these, which is known without a history.
-
-    `context`: mean error of the log of the final context, and `context_by_all` with the ratio of observation tokens of
-    all trajectories in place of the prompt's.
-    """
-
-    steps_finished: int
-    history: str
-    trajectories: int
-    score: Score
-    within: float
-    context: float
-    context_by_all: float
-
-
-@dataclass(frozen=True, slots=True)
 class PassReport:
-    """All arms on one trace."""
+    """All arms on one trace.
+
+    Attributes
+    ----------
+    rows
+        One arm at one decision point, over the trajectories of the later pass that reached it. `within`: correlation of
+        log lengths less their means in each domain. A domain includes model and agent where a trace names them;
+        lengths differ between these, which is known without a history. `context`: mean error of the log of the final
+        context, and `context_by_all` with the ratio of observation tokens of all trajectories in place of the prompt's.
+    """
 
     trace: str
     prompts: int
     earlier: int
     later: int
-    rows: tuple[PassRow, ...]
+    rows: Sequence[Row]
 
 
 def measure_passes(
@@ -95,42 +85,14 @@ def measure_passes(
         "same policy": (earlier, True),
         **{f"moved on by {factor:g}": (drifted(earlier, factor, seed), True) for factor in DRIFTS},
     }
-    rows: list[PassRow] = []
+    rows: list[Row] = []
     for name, (known, recognises) in arms.items():
         on_progress(f"{path.name}: history {name}")
         predictor = LearnedPredictor(settings)
         predictor.warm_start(finished_from_steps(one) for one in known)
         rows += _score_rows(name, predictor, tested, recognises)
     prompts = len({one.prompt_key for one in later})
-    return PassReport(path.name, prompts, len(earlier), len(later), tuple(rows))
-
-
-def as_json(report: PassReport) -> dict[str, object]:
-    """The JSON object of one trace; nan becomes null."""
-    rows = []
-    for row in report.rows:
-        figures = {
-            **asdict(row.score),
-            "within": row.within,
-            "context": row.context,
-            "context_by_all": row.context_by_all,
-        }
-        rounded = {name: None if math.isnan(value) else round(value, 3) for name, value in figures.items()}
-        rows.append(
-            {
-                "steps_finished": row.steps_finished,
-                "history": row.history,
-                "trajectories": row.trajectories,
-                **rounded,
-            }
-        )
-    return {
-        "trace": report.trace,
-        "prompts": report.prompts,
-        "earlier": report.earlier,
-        "later": report.later,
-        "rows": rows,
-    }
+    return PassReport(path.name, prompts, len(earlier), len(later), rows)
 
 
 def deal_passes(attempts: Iterable[A], seed: int) -> tuple[list[A], list[A]]:
@@ -172,7 +134,7 @@ def drift_of(prompt_key: str, factor: float, seed: int) -> float:
 
 def _score_rows(
     name: str, predictor: LearnedPredictor, tested: Sequence[Finished], recognises: bool
-) -> list[PassRow]:
+) -> list[Row]:
     rows = []
     for steps in STEPS:
         told = [one for one in tested if len(one.points) > steps]
@@ -185,8 +147,10 @@ def _score_rows(
         tokens = np.array([one.tokens for one in made])
         scored = score(done, total, np.log1p(tokens), np.log1p([one.tokens_q90 for one in made]))
         within = _within_domains([one.domain for one in told], np.log1p(done + tokens), np.log1p(total))
-        contexts = _context_errors(told, points, made)
-        rows.append(PassRow(steps, name, len(told), scored, within, *contexts))
+        context, by_all = _context_errors(told, points, made)
+        reached = {"steps_finished": steps, "history": name, "trajectories": len(told)}
+        rest = {"within": within, "context": context, "context_by_all": by_all}
+        rows.append(rounded_row({**reached, **asdict(scored), **rest}))
     return rows
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from benchmarks.row_file import Row
 from heddle_dask.predictors.features import Floats
 
 LONG_SHARE = 0.2
@@ -22,6 +24,14 @@ class Score:
     rank: float
     error: float
     coverage: float
+
+
+def rounded_row(figures: Mapping[str, float | str]) -> Row:
+    """The JSON form of a row: three digits, and nan becomes null."""
+    return {
+        name: value if isinstance(value, str | int) else None if math.isnan(value) else round(value, 3)
+        for name, value in figures.items()
+    }
 
 
 def score(done: Floats, total: Floats, median: Floats, q90: Floats) -> Score:

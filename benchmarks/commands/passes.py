@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -113,11 +114,10 @@ def passes(
     files: list[dict[str, object]] = []
     for trace in traces:
         # XGBoost takes a second to import.
-        from benchmarks.predictor_passes import as_json as passes_json
         from benchmarks.predictor_passes import measure_passes
 
         report = measure_passes(trace, seed=seed, on_progress=_say)
-        files.append(passes_json(report))
+        files.append(asdict(report))
         for line in accuracy_table(report):
             click.echo(line, err=as_json)
     if rows:
@@ -169,10 +169,10 @@ def accuracy_table(report: PassReport) -> list[str]:
         "steps  history           trajectories  recall  pearson  within  error  q90 covers  context  (by ratio of all)",
     ]
     for row in report.rows:
-        score = row.score
+        of = {name: math.nan if value is None else value for name, value in row.items()}
         lines.append(
-            f"{row.steps_finished:5d}  {row.history:16s}  {row.trajectories:12d}  {score.recall:6.2f}  "
-            f"{score.pearson:7.2f}  {row.within:6.2f}  {score.error:5.2f}  {score.coverage:10.2f}  "
-            f"{row.context:7.3f}  {row.context_by_all:17.3f}"
+            f"{of['steps_finished']:5d}  {of['history']:16s}  {of['trajectories']:12d}  {of['recall']:6.2f}  "
+            f"{of['pearson']:7.2f}  {of['within']:6.2f}  {of['error']:5.2f}  {of['coverage']:10.2f}  "
+            f"{of['context']:7.3f}  {of['context_by_all']:17.3f}"
         )
     return lines
