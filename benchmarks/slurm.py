@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import statistics
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed import Client
 
@@ -23,6 +24,7 @@ from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.clusters.slurm.cluster import SlurmCluster
+from heddle_dask.live.clusters.slurm.cluster_file import read_cluster_file
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
 from heddle_dask.live.driver.inputs.rollout_inputs import Output
 from heddle_dask.live.driver.options import Engines
@@ -66,6 +68,35 @@ class Start:
     def total(self) -> float:
         """From the job's acceptance to the first step."""
         return self.queue + self.launcher + self.worker + self.engine + self.first_step
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmJob:
+    """One start, or one loss of a job, on the groups of a cluster file; `content` is its text."""
+
+    cluster: str
+    content: str
+    model: str
+    repeat: int
+
+
+F = TypeVar("F", Start, LostJob)
+
+
+def in_its_folder(measure: Callable[[ClusterPlan, str, Path], Coroutine[Any, Any, F]], job: SlurmJob) -> F:
+    """The figures of a job, whose logs and run are in a folder that the nodes see.
+
+    Raises
+    ------
+    BadInput
+        As `measure`, or the cluster file is none.
+    """
+    plan = read_cluster_file(Path(job.cluster))
+    shared = plan.logs or plan.shared or Path.cwd()
+    shared.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="heddle-bench-", dir=shared) as directory:
+        there = replace(plan, logs=Path(directory) / "logs")
+        return asyncio.run(measure(there, job.model, Path(directory) / "run.zarr"))
 
 
 class _Agent:

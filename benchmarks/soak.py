@@ -21,7 +21,8 @@ from typing import Any
 import psutil
 from distributed import Client
 
-from benchmarks.process_usage import ProcessUsage, usage, victims
+from benchmarks.process_usage import usage, victims
+from benchmarks.row_file import Row
 from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
@@ -71,29 +72,14 @@ class SoakPlan:
         return max(_LEAST_INTERVAL_S, self.minutes * 60 / _SAMPLES)
 
 
-@dataclass(frozen=True, slots=True)
-class SoakRow:
-    """The processes at one time; `trajectories` have ended by then."""
-
-    minute: float
-    trajectories: int
-    usage: ProcessUsage
-
-    def as_json(self) -> dict[str, Any]:
-        """JSON-able form."""
-        return {
-            "minute": round(self.minute, 2),
-            "trajectories": self.trajectories,
-            **asdict(self.usage),
-        }
-
-
 @dataclass(slots=True)
 class SoakReport:
     """What came of it.
 
     Attributes
     ----------
+    rows
+        Looks at the processes (`ProcessUsage`), each with its minute and the trajectories that had ended by then.
     missing
         Trajectories that have no record at all.
     left
@@ -101,7 +87,7 @@ class SoakReport:
     """
 
     plan: SoakPlan
-    rows: list[SoakRow] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     statuses: dict[str, int] = field(default_factory=dict)
     causes: CauseCounts = field(default_factory=CauseCounts)
     kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(KILLED, 0))
@@ -122,7 +108,7 @@ class SoakReport:
         """JSON-able form."""
         return {
             **asdict(self.plan),
-            "rows": [row.as_json() for row in self.rows],
+            "rows": self.rows,
             "trajectories": self.trajectories,
             "completed": self.statuses.get("completed", 0),
             "lost": self.statuses.get("lost", 0) + self.missing,
@@ -171,9 +157,7 @@ class SoakAgent:
         return 1.0
 
 
-async def soak(
-    plan: SoakPlan, model: str, out: Path | None, on_row: Callable[[SoakRow], None] = lambda row: None
-) -> SoakReport:
+async def soak(plan: SoakPlan, model: str, out: Path | None, on_row: Callable[[Row], None]) -> SoakReport:
     """Run the plan to its end.
 
     Parameters
@@ -191,7 +175,7 @@ async def soak(
 
 
 async def _run(
-    plan: SoakPlan, model: str, out: Path, report: SoakReport, on_row: Callable[[SoakRow], None]
+    plan: SoakPlan, model: str, out: Path, report: SoakReport, on_row: Callable[[Row], None]
 ) -> None:
     agent = SoakAgent(plan.seed)
     spec = EngineSpec(
@@ -238,16 +222,15 @@ async def _beside(*coroutines: Any) -> AsyncIterator[None]:
                 raise ended
 
 
-async def _watch(
-    plan: SoakPlan, report: SoakReport, began_s: float, on_row: Callable[[SoakRow], None]
-) -> None:
+async def _watch(plan: SoakPlan, report: SoakReport, began_s: float, on_row: Callable[[Row], None]) -> None:
     while True:
         _look(report, began_s, on_row)
         await asyncio.sleep(plan.interval_s)
 
 
-def _look(report: SoakReport, began_s: float, on_row: Callable[[SoakRow], None]) -> None:
-    row = SoakRow((time.monotonic() - began_s) / 60, report.trajectories, usage())
+def _look(report: SoakReport, began_s: float, on_row: Callable[[Row], None]) -> None:
+    minute = round((time.monotonic() - began_s) / 60, 2)
+    row = {"minute": minute, "trajectories": report.trajectories, **asdict(usage())}
     report.rows.append(row)
     on_row(row)
 
@@ -290,12 +273,12 @@ def _range(stop: float, step: float) -> list[float]:
     return [step * number for number in range(int(stop // step) + bool(stop % step))]
 
 
-def table_line(row: SoakRow) -> str:
+def table_line(row: Row) -> str:
     """A row as a line of text, for `HEADER`."""
-    held = "  ".join(f"{row.usage.rss_mib[kind]:9.0f}" for kind in row.usage.rss_mib)
+    held = "  ".join(f"{mib:9.0f}" for mib in row["rss_mib"].values())
     return (
-        f"{row.minute:6.1f}  {row.trajectories:12d}  {held}  {row.usage.open_files:10d}  "
-        f"{row.usage.processes:9d}  {row.usage.shm_files:9d}"
+        f"{row['minute']:6.1f}  {row['trajectories']:12d}  {held}  {row['open_files']:10d}  "
+        f"{row['processes']:9d}  {row['shm_files']:9d}"
     )
 
 

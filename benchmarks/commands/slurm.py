@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import tempfile
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import click
 
+from benchmarks.code_digest import code_digest
+from benchmarks.row_file import ROWS_OUT
+from benchmarks.runner import runner_of
 from benchmarks.tables import print_measured
 from heddle_dask.cli.shared_options import COUNT, shared_options
 
@@ -19,25 +20,34 @@ from heddle_dask.cli.shared_options import COUNT, shared_options
 )
 @click.option("--model", default=None, help="Directory with a tokenizer [default: the shipped tiny-agent].")
 @click.option("--repeats", default=3, show_default=True, type=COUNT, help="Starts, and losses of a job.")
+@ROWS_OUT
 @shared_options
-def slurm(cluster: Path, model: str | None, repeats: int, as_json: bool, seed: int) -> None:
+def slurm(cluster: Path, model: str | None, repeats: int, out: Path | None, as_json: bool, seed: int) -> None:
     """Seconds from an accepted job to its first LLM step, by phase; and what the loss of a job costs."""
-    from benchmarks.slurm import measure_loss, measure_start, summary
+    from benchmarks.slurm import SlurmJob, Start, in_its_folder, measure_loss, measure_start, summary
+    from benchmarks.slurm_loss import LostJob
     from heddle_dask.cli.engine_option import chosen_model
     from heddle_dask.live.clusters.slurm.cluster_file import read_cluster_file
 
-    plan = read_cluster_file(cluster)
+    read_cluster_file(cluster)
     model = chosen_model(model, "emulated")
-    shared = plan.logs or plan.shared or Path.cwd()
-    shared.mkdir(parents=True, exist_ok=True)
-    starts, losses = [], []
+    runner = runner_of(out, code_digest())
+    starts: list[Start] = []
+    losses: list[LostJob] = []
     for number in range(repeats):
-        with tempfile.TemporaryDirectory(prefix="heddle-bench-", dir=shared) as directory:
-            there = replace(plan, logs=Path(directory) / "logs")
-            starts.append(asyncio.run(measure_start(there, model, Path(directory) / "start.zarr")))
-            click.echo(f"start {number + 1} of {repeats}: {starts[-1].total:.1f} s", err=True)
-            losses.append(asyncio.run(measure_loss(there, model, Path(directory) / "loss.zarr")))
-            click.echo(f"loss {number + 1} of {repeats}: {losses[-1].recovered_s:.1f} s", err=True)
+        jobs = [SlurmJob(str(cluster), cluster.read_text(), model, number)]
+        starts += runner.figures(
+            Start,
+            partial(in_its_folder, measure_start),
+            jobs,
+            lambda job, start: f"start {job.repeat + 1} of {repeats}: {start.total:.1f} s",
+        )
+        losses += runner.figures(
+            LostJob,
+            partial(in_its_folder, measure_loss),
+            jobs,
+            lambda job, loss: f"loss {job.repeat + 1} of {repeats}: {loss.recovered_s:.1f} s",
+        )
     result = summary(starts, losses)
     click.echo("phase       median s (range)", err=as_json)
     for row in result["rows"]:

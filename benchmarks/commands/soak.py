@@ -61,9 +61,7 @@ def soak(
     plan = SoakPlan(minutes, engines, trajectories_per_minute, kill_every_s, seed)
     collect_seldom()
     click.echo(HEADER, err=as_json)
-    report = uvloop.run(
-        run_soak(plan, directory, out, on_row=lambda row: click.echo(table_line(row), err=as_json))
-    )
+    report = uvloop.run(run_soak(plan, directory, out, lambda row: click.echo(table_line(row), err=as_json)))
     result = report.as_json()
     kills = ", ".join(f"{count} {kind}" for kind, count in report.kills.items())
     click.echo(
