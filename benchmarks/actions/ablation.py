@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 
-from benchmarks.actions.action_world import AblationBatch, ActionWorld
+from benchmarks.actions.action_world import AblationBatch, WorldFigures, WorldJob, run_world
+from benchmarks.actions.rows import ActionRow
+from benchmarks.experiments import Study
 from benchmarks.opponents import FIXED, PER_TRAJECTORY, WORKER_POOLS
 
 ARMS = (
@@ -25,51 +27,42 @@ ARMS = (
     "elastic,start_efficiency=0.8",
     "elastic,order=tail",
 )
+_BATCHES = (AblationBatch(64), AblationBatch(128))
+ABLATION_JOBS = (
+    *(WorldJob(batch, arm) for batch in _BATCHES for arm in ARMS),
+    *(WorldJob(batch, "elastic", known=False) for batch in _BATCHES),
+)
 
 
-@dataclass(frozen=True, slots=True)
-class AblationRow:
-    """Means over the seeds, in seconds: completion of actions, of tools and rewards alone, and the last trajectory.
-
-    Attributes
-    ----------
-    known
-        Whether speed-ups are declared; otherwise they are learned within the batch.
-    """
-
-    arm: str
-    known: bool
-    mean_s: float
-    tool_s: float
-    reward_s: float
-    makespan_s: float
-
-
-def ablation_rows(
-    workload: AblationBatch,
-    arms: Sequence[tuple[str, bool]],
-    *,
-    hosts: int,
-    cpus: int,
-    seeds: Sequence[int],
-) -> Iterator[AblationRow]:
-    """A row per arm; an arm is a strategy of actions and whether speed-ups are declared.
+def ablation_rows(study: Study, jobs: Sequence[WorldJob] = ABLATION_JOBS) -> list[ActionRow]:
+    """Options of the action strategies, one by one, on one worker of 128 CPUs, where thinking takes its planned time.
 
     Raises
     ------
     BadInput
         Unknown strategy or option.
     """
-    for arm, known in arms:
-        figures = [
-            ActionWorld(workload.lives(seed), arm, hosts=hosts, cpus=cpus, known=known, seed=seed).run()
-            for seed in seeds
-        ]
-        yield AblationRow(
-            arm,
-            known,
-            round(statistics.fmean(each.mean_s for each in figures), 3),
-            round(statistics.fmean(statistics.fmean(each.completion_s["tool"]) for each in figures), 3),
-            round(statistics.fmean(statistics.fmean(each.completion_s["reward"]) for each in figures), 3),
-            round(statistics.fmean(each.makespan_s for each in figures), 2),
-        )
+    return [_row(study, job) for job in jobs]
+
+
+def _row(study: Study, job: WorldJob) -> ActionRow:
+    jobs = [replace(job, seed=seed) for seed in study.seeds]
+    figures = study.runner.figures(WorldFigures, run_world, jobs, _told)
+    tool_s, reward_s = (
+        statistics.fmean(each) for each in zip(*((one.tool_s, one.reward_s) for one in figures), strict=True)
+    )
+    learned = "" if job.known else "; speed-ups learned within the batch"
+    return ActionRow(
+        "ablation",
+        job.actions,
+        job.batch.batch,
+        act_mean_s=statistics.fmean(each.mean_s for each in figures),
+        step_s=statistics.fmean(each.makespan_s for each in figures),
+        cores=job.hosts * job.cpus,
+        seeds=len(figures),
+        note=f"tools {tool_s:.2f} s, rewards {reward_s:.2f} s{learned}",
+    )
+
+
+def _told(job: WorldJob, figures: WorldFigures) -> str:
+    return f"{job.batch.batch} trajectories, {job.actions}, seed {job.seed}: {figures.mean_s:.2f} s"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import heapq
 import random
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from heddle_dask.core import commands as cmd
@@ -103,34 +103,11 @@ class AblationBatch:
         return lives
 
 
-@dataclass(slots=True)
-class WorldFigures:
-    """What a batch took.
-
-    Attributes
-    ----------
-    completion_s
-        Seconds from request to end of each action, by label.
-    makespan_s
-        End of the last trajectory.
-    events
-        Events of the controller.
-    """
-
-    completion_s: dict[str, list[float]] = field(default_factory=dict)
-    makespan_s: float = 0.0
-    events: int = 0
-
-    @property
-    def mean_s(self) -> float:
-        """Mean completion time of all actions."""
-        return statistics.fmean(s for each in self.completion_s.values() for s in each)
-
-
-class ActionWorld:
+@dataclass(frozen=True, slots=True)
+class WorldJob:
     """One batch on hosts of one size.
 
-    Parameters
+    Attributes
     ----------
     actions
         The strategy, ``elastic,order=fcfs``.
@@ -140,86 +117,105 @@ class ActionWorld:
         Standard deviation of the log of the predictions' error.
     """
 
-    def __init__(
-        self,
-        lives: Sequence[PlannedLife],
-        actions: str,
-        *,
-        hosts: int = 5,
-        cpus: int = 256,
-        known: bool = True,
-        error: float = 0.5,
-        seed: int = 0,
-    ) -> None:
-        self.lives = lives
-        self.known = known
-        self.controller = Controller(
-            build_strategies("sticky-least-loaded", overrides=[f"actions={actions}"])
+    batch: AblationBatch
+    actions: str
+    hosts: int = 1
+    cpus: int = 128
+    known: bool = True
+    error: float = 0.5
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WorldFigures:
+    """What a batch took: means from request to end of actions, of all and by label, and the last trajectory's end."""
+
+    mean_s: float
+    tool_s: float
+    reward_s: float
+    makespan_s: float
+
+
+def run_world(job: WorldJob) -> WorldFigures:
+    """Play a batch to its end."""
+    return _ActionWorld(job).run()
+
+
+class _ActionWorld:
+    def __init__(self, job: WorldJob) -> None:
+        self._lives, self._known = job.batch.lives(job.seed), job.known
+        self._controller = Controller(
+            build_strategies("sticky-least-loaded", overrides=[f"actions={job.actions}"])
         )
-        self.figures = WorldFigures()
-        self.at = 0.0
-        self._error = [random.Random(f"{seed} {n}").lognormvariate(0.0, error) for n in range(len(lives))]
+        self._completion_s: dict[str, list[float]] = {"tool": [], "reward": []}
+        self._makespan_s = self._at = 0.0
+        self._error = [
+            random.Random(f"{job.seed} {n}").lognormvariate(0.0, job.error) for n in range(len(self._lives))
+        ]
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._requested: dict[ActionId, float] = {}
         self._shapes: dict[ActionId, tuple[int, int]] = {}
-        for number in range(hosts):
-            self._tell(ev.HostJoined(0.0, HostDescription(HostId(f"h{number}"), Resources.of(cpus=cpus))))
-        for number, life in enumerate(lives):
+        for number in range(job.hosts):
+            host = HostDescription(HostId(f"h{number}"), Resources.of(cpus=job.cpus))
+            self._tell(ev.HostJoined(0.0, host))
+        for number, life in enumerate(self._lives):
             name = TrajectoryId(f"t{number}")
             self._tell(ev.TrajectorySubmitted(0.0, TrajectorySpec(name, GroupId(f"g{number // 16}"))))
             self._later(life.begins_s + life.think_s[0], partial(self._act, number, 0))
 
     def run(self) -> WorldFigures:
-        """Play the batch to its end."""
         while self._due:
-            self.at, _, happen = heapq.heappop(self._due)
+            self._at, _, happen = heapq.heappop(self._due)
             happen()
-        assert not self.controller.state.trajectories, "the batch does not end"
-        return self.figures
+        assert not self._controller.state.trajectories, "the batch does not end"
+        tools_s, rewards_s = self._completion_s["tool"], self._completion_s["reward"]
+        means = (statistics.fmean(each) for each in ([*tools_s, *rewards_s], tools_s, rewards_s))
+        return WorldFigures(*means, self._makespan_s)
 
     def _later(self, seconds: float, happen: Callable[[], None]) -> None:
         self._number += 1
-        heapq.heappush(self._due, (self.at + seconds, self._number, happen))
+        heapq.heappush(self._due, (self._at + seconds, self._number, happen))
 
     def _tell(self, event: ev.Event) -> None:
-        self.figures.events += 1
-        for command in self.controller.handle(event):
+        for command in self._controller.handle(event):
             match command:
                 case cmd.RunAction():
                     self._run(command)
                 case cmd.WakeUp(at_s):
-                    self._later(max(0.0, at_s - self.at), lambda: self._tell(ev.TimeReached(self.at)))
+                    self._later(max(0.0, at_s - self._at), lambda: self._tell(ev.TimeReached(self._at)))
 
     def _act(self, number: int, step: int) -> None:
-        life, name = self.lives[number], TrajectoryId(f"t{number}")
+        life, name = self._lives[number], TrajectoryId(f"t{number}")
         shape = life.actions[step]
         action_id = ActionId(f"{name} {step}")
-        self._requested[action_id], self._shapes[action_id] = self.at, (number, step)
+        self._requested[action_id], self._shapes[action_id] = self._at, (number, step)
         think_s, acting_s = (seconds * self._error[number] for seconds in life.left_s(step))
         tokens = think_s / PACE_S
-        self._tell(ev.PredictionMade(self.at, name, 0, Prediction(tokens, tokens, "world", tools_s=acting_s)))
-        profile = shape.truth if self.known and shape.cpus.elastic else None
+        self._tell(
+            ev.PredictionMade(self._at, name, 0, Prediction(tokens, tokens, "world", tools_s=acting_s))
+        )
+        profile = shape.truth if self._known and shape.cpus.elastic else None
         demand = ResourceDemand.of(cpus=shape.cpus)
         self._tell(
             ev.ActionRequested(
-                self.at, ActionRequest(action_id, name, "tool", shape.label, demand, profile=profile)
+                self._at, ActionRequest(action_id, name, "tool", shape.label, demand, profile=profile)
             )
         )
 
     def _run(self, command: cmd.RunAction) -> None:
         number, step = self._shapes[command.action_id]
-        seconds = self.lives[number].actions[step].truth.seconds(command.cpus)
+        seconds = self._lives[number].actions[step].truth.seconds(command.cpus)
         self._later(seconds, lambda: self._ended(command, seconds))
 
     def _ended(self, command: cmd.RunAction, seconds: float) -> None:
         number, step = self._shapes.pop(command.action_id)
-        life = self.lives[number]
-        took_s = self.at - self._requested.pop(command.action_id)
-        self.figures.completion_s.setdefault(life.actions[step].label, []).append(took_s)
-        self._tell(ev.ActionFinished(self.at, command.action_id, command.host_id, seconds))
+        life = self._lives[number]
+        took_s = self._at - self._requested.pop(command.action_id)
+        self._completion_s[life.actions[step].label].append(took_s)
+        self._tell(ev.ActionFinished(self._at, command.action_id, command.host_id, seconds))
         if step + 1 < len(life.actions):
             self._later(life.think_s[step + 1], lambda: self._act(number, step + 1))
         else:
-            self.figures.makespan_s = max(self.figures.makespan_s, self.at)
-            self._tell(ev.TrajectoryEnded(self.at, TrajectoryId(f"t{number}"), "completed"))
+            self._makespan_s = max(self._makespan_s, self._at)
+            self._tell(ev.TrajectoryEnded(self._at, TrajectoryId(f"t{number}"), "completed"))

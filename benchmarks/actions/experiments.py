@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from benchmarks.actions.ablation import ablation_rows
 from benchmarks.actions.api import simulated_rows
 from benchmarks.actions.cpu import CPU_EXPERIMENTS
 from benchmarks.actions.gpu import GPU_EXPERIMENTS
 from benchmarks.actions.rows import ActionRow
-from benchmarks.experiments import Experiment, Experiments, Study
+from benchmarks.experiments import Experiment, Experiments, Study, experiment
 
 
 def _live(study: Study) -> list[ActionRow]:
@@ -68,4 +69,7 @@ _LIVE = {
         simulated=False,
     ),
 }
-EXPERIMENTS = Experiments({**_SIMULATED, **_LIVE}, {"simulated": list(_SIMULATED), "live": list(_LIVE)})
+EXPERIMENTS = Experiments(
+    {**_SIMULATED, **_LIVE, "ablation": experiment(ablation_rows)},
+    {"simulated": list(_SIMULATED), "live": list(_LIVE)},
+)
