@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from benchmarks.code_digest import code_digest
+from benchmarks.runner import runner_of
 from benchmarks.tables import print_measured
 from heddle_dask.cli.engine_option import engine_option
 from heddle_dask.cli.shared_options import COUNT, POSITIVE, WholeNumber, shared_options
 
 if TYPE_CHECKING:
-    from benchmarks.redundancy.live import LiveGroups
-    from benchmarks.redundancy.rows import RedundancyRow, RedundancySweep
+    from benchmarks.redundancy.rows import RedundancyRow
 
 
 @click.command("redundancy")
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     "--out",
     type=click.Path(path_type=Path),
     default=None,
-    help="Directory that keeps the runs of --env, for --workload [default: they are not kept].",
+    help="Directory that keeps the runs of --env, for --workload; DIR.jsonl keeps the rows [default: none].",
 )
 @click.option(
     "--cancel-live/--replay-only",
@@ -88,15 +89,21 @@ def redundancy(
     seed: int,
 ) -> None:
     """Lengths and rewards of the trajectories that count, against all, by the amount of redundancy."""
-    from benchmarks.redundancy.rows import RedundancySweep, measure_redundancy
+    from benchmarks.redundancy.rows import RedundancyJob, RedundancySweep, measure_redundancy, rows_of
 
+    runner = runner_of(Path(f"{out}.jsonl") if out else None, code_digest())
     sweep = RedundancySweep(members, extra_members, groups, extra_groups, late)
     rows: list[RedundancyRow] = []
     for workload in workloads or (() if envs else ("tau_dialogues", "intercode")):
-        rows += measure_redundancy(workload, sweep, token_s=token_s, seed=seed)
+        rows += rows_of(
+            runner,
+            RedundancyJob(workload, sweep, seed, f"{token_s:g} s a token"),
+            lambda job: measure_redundancy(job.workload, sweep, token_s=token_s, seed=seed),
+        )
     if envs:
-        from benchmarks.redundancy.live import LiveGroups
+        from benchmarks.redundancy.live import LiveGroups, measure_environment
         from heddle_dask.cli.engine_option import chosen_model
+        from heddle_dask.engines.collector import collect_seldom
         from heddle_dask.engines.defaults import with_small_defaults
         from heddle_dask.engines.spec import EngineSpec
 
@@ -106,19 +113,16 @@ def redundancy(
         )
         with nullcontext(out) if out else tempfile.TemporaryDirectory(prefix="heddle-bench-") as directory:
             how = LiveGroups(with_small_defaults(spec), engines, tasks, Path(directory), cancel_live, seed)
-            rows += _rolled_out(envs, how, sweep)
+            collect_seldom()
+            for env in envs:
+                rows += rows_of(
+                    runner,
+                    RedundancyJob(env, sweep, seed, repr(how)),
+                    lambda job: asyncio.run(measure_environment(job.workload, how, sweep)),
+                )
     if as_json:
         print_measured({"rows": [asdict(row) for row in rows]})
     _print_table(rows, to_stderr=as_json)
-
-
-def _rolled_out(envs: tuple[str, ...], how: LiveGroups, sweep: RedundancySweep) -> list[RedundancyRow]:
-    from benchmarks.redundancy.live import measure_environment
-    from heddle_dask.engines.collector import collect_seldom
-
-    collect_seldom()
-    with asyncio.Runner() as runner:
-        return [row for env in envs for row in runner.run(measure_environment(env, how, sweep))]
 
 
 def _print_table(rows: list[RedundancyRow], *, to_stderr: bool) -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.redundancy.attempts import (
-    Groups,
-    RecordedAttempt,
-    groups_of_run,
-    groups_of_trace,
-)
+from benchmarks.redundancy.attempts import Groups, RecordedAttempt, groups_of_run, groups_of_trace
 from benchmarks.redundancy.replay import BatchOutcome, GroupOutcome, replay
+from benchmarks.row_file import Row
+from benchmarks.runner import Runner
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.schema import is_ours
 from heddle_dask.training.groups import GroupPlan, LateMembers
@@ -106,6 +103,36 @@ class RedundancyRow:
     group_plain_s: float
     batch_s: float
     batch_plain_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RedundancyJob:
+    """All amounts on one workload or environment; `how`: what the rows depend on beside the other fields."""
+
+    workload: str
+    sweep: RedundancySweep
+    seed: int
+    how: str
+
+
+@dataclass(frozen=True, slots=True)
+class RedundancyFigures:
+    """The JSON form of the rows of one workload or environment."""
+
+    rows: Sequence[Row]
+
+
+def rows_of(
+    runner: Runner, job: RedundancyJob, measure: Callable[[RedundancyJob], list[RedundancyRow]]
+) -> list[RedundancyRow]:
+    """The rows of a job, which is measured unless the runner's file has them."""
+    (figures,) = runner.figures(
+        RedundancyFigures,
+        lambda job: RedundancyFigures([asdict(row) for row in measure(job)]),
+        [job],
+        lambda job, made: f"{job.workload}: {len(made.rows)} rows",
+    )
+    return [RedundancyRow(**row) for row in figures.rows]
 
 
 def measure_redundancy(
