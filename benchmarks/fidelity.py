@@ -122,13 +122,8 @@ class LiveRun:
     spent: Spent
 
 
-@dataclass(frozen=True, slots=True)
-class _Pair:
-    """A live run and its simulated twin."""
-
-    row: FidelityRow
-    live: Spent
-    simulated: Spent
+_Pair = tuple[FidelityRow, Spent, Spent]
+"""A live run and its simulated twin, and where their seconds went."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,11 +212,11 @@ def compare(runs: Sequence[LiveRun], workloads: Sequence[WatchedWorkload], twins
     pairs = _with_twins(runs, by_name, twins)
     keys = dict.fromkeys((run.workload, run.arm) for run in runs)
     arms = tuple(
-        _compared([pair for pair in pairs if (pair.row.workload, pair.row.arm) == key]) for key in keys
+        _compared([pair for pair in pairs if (pair[0].workload, pair[0].arm) == key]) for key in keys
     )
     names = dict.fromkeys(run.workload for run in runs)
     rankings = tuple(ranking([arm for arm in arms if arm.workload == name]) for name in names)
-    rows = tuple(pair.row for pair in pairs)
+    rows = tuple(row for row, _, _ in pairs)
     return Fidelity(twins.live.spec.kind, rows, arms, rankings, tuple(runs), twins.simulated.delays)
 
 
@@ -295,7 +290,16 @@ def _with_twins(
             plans[run.workload] = workload.in_order(drawn), others
         fleet = _named(twins.simulated, run.engines)
         simulated_s, simulated = _simulated(workload.seed, *plans[run.workload], fleet, arm)
-        pairs.append(_Pair(_row(twins.live.spec.kind, run, simulated_s), run.spent, simulated))
+        row = FidelityRow(
+            workload=run.workload,
+            engine=twins.live.spec.kind,
+            arm=run.arm,
+            repeat=run.repeat,
+            live_makespan_s=run.makespan_s,
+            simulated_makespan_s=round(simulated_s, 3),
+            error=round(simulated_s / run.makespan_s - 1, 4),
+        )
+        pairs.append((row, run.spent, simulated))
     return pairs
 
 
@@ -325,24 +329,13 @@ def _simulated(
     return run.makespan_s - first_admission_s(run), spent_simulated(run, planned, fleet.delays.slot_s)
 
 
-def _row(kind: str, live: LiveRun, simulated_s: float) -> FidelityRow:
-    return FidelityRow(
-        workload=live.workload,
-        engine=kind,
-        arm=live.arm,
-        repeat=live.repeat,
-        live_makespan_s=live.makespan_s,
-        simulated_makespan_s=round(simulated_s, 3),
-        error=round(simulated_s / live.makespan_s - 1, 4),
-    )
-
-
 def _compared(runs: Sequence[_Pair]) -> ArmFidelity:
-    live = [run.row.live_makespan_s for run in runs]
-    simulated = [run.row.simulated_makespan_s for run in runs]
+    rows = [row for row, _, _ in runs]
+    live = [row.live_makespan_s for row in rows]
+    simulated = [row.simulated_makespan_s for row in rows]
     return ArmFidelity(
-        runs[0].row.workload,
-        runs[0].row.arm,
+        rows[0].workload,
+        rows[0].arm,
         live_median_s=round(median(live), 3),
         live_least_s=min(live),
         live_most_s=max(live),
@@ -350,6 +343,6 @@ def _compared(runs: Sequence[_Pair]) -> ArmFidelity:
         simulated_least_s=min(simulated),
         simulated_most_s=max(simulated),
         error=round(median(simulated) / median(live) - 1, 4),
-        live=mean_spent([run.live for run in runs]),
-        simulated=mean_spent([run.simulated for run in runs]),
+        live=mean_spent([spent for _, spent, _ in runs]),
+        simulated=mean_spent([spent for _, _, spent in runs]),
     )

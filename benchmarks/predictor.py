@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -101,7 +101,12 @@ def measure_predictor(job: PredictorJob) -> PredictorReport:
         The file is unusable, or has fewer groups than folds.
     """
     path, settings = trace_file(Path(job.trace)), TreeSettings(seed=job.seed)
-    read = _as_asked(path) if job.points == "asked" else read_finished(path)
+    if job.points == "asked":
+        from heddle_dask.live.scheduler.warm_start import past_of_trace
+
+        read = [finished_from_steps(one) for one in past_of_trace(path, 1.0, 1.0)]
+    else:
+        read = read_finished(path)
     # Scores do not use the durations of siblings, which some traces lack.
     finished = [replace(one, duration_s=NAN) for one in read]
     groups = by_group(finished)
@@ -122,12 +127,6 @@ def measure_predictor(job: PredictorJob) -> PredictorReport:
         orders=_order_rows(held, job.seed),
         latency=_latency_rows(read, settings),
     )
-
-
-def _as_asked(path: Path) -> list[Finished]:
-    from heddle_dask.live.scheduler.warm_start import past_of_trace
-
-    return [finished_from_steps(one) for one in past_of_trace(path, 1.0, 1.0)]
 
 
 def _held_fold(
@@ -215,7 +214,7 @@ def _score_rows(held: Sequence[_Held]) -> list[Row]:
         total = np.array([each.one.generated_tokens for each in told], dtype=np.float64)
         for method in METHODS:
             values = np.array([each.by_method[method][:, steps] for each in told]).T
-            scored = asdict(score(done, total, values[0], values[1]))
+            scored = score(done, total, values[0], values[1])
             rows.append(
                 rounded_row({"steps_finished": steps, "method": method, "trajectories": len(told), **scored})
             )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -150,7 +150,7 @@ def _score_rows(
         context, by_all = _context_errors(told, points, made)
         reached = {"steps_finished": steps, "history": name, "trajectories": len(told)}
         rest = {"within": within, "context": context, "context_by_all": by_all}
-        rows.append(rounded_row({**reached, **asdict(scored), **rest}))
+        rows.append(rounded_row({**reached, **scored, **rest}))
     return rows
 
 

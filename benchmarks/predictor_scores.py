@@ -5,7 +5,6 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,17 +12,6 @@ from benchmarks.row_file import Row
 from heddle_dask.predictors.features import Floats
 
 LONG_SHARE = 0.2
-
-
-@dataclass(frozen=True, slots=True)
-class Score:
-    """Scores of one method at one decision point; nan if undefined (constant predictions, no quantile)."""
-
-    recall: float
-    pearson: float
-    rank: float
-    error: float
-    coverage: float
 
 
 def rounded_row(figures: Mapping[str, float | str]) -> Row:
@@ -34,8 +22,8 @@ def rounded_row(figures: Mapping[str, float | str]) -> Row:
     }
 
 
-def score(done: Floats, total: Floats, median: Floats, q90: Floats) -> Score:
-    """Compare predictions of log(1 + remaining) with the truth.
+def score(done: Floats, total: Floats, median: Floats, q90: Floats) -> dict[str, float]:
+    """Compare predictions of log(1 + remaining) with the truth; nan where a score is undefined (constant, no quantile).
 
     Parameters
     ----------
@@ -46,13 +34,13 @@ def score(done: Floats, total: Floats, median: Floats, q90: Floats) -> Score:
     """
     truth = np.log1p(total - done)
     predicted = done + np.expm1(median)
-    return Score(
-        recall=long_recall(predicted, total),
-        pearson=_correlation(np.log1p(predicted), np.log1p(total)),
-        rank=_correlation(ranks(predicted), ranks(total)),
-        error=float(np.mean(np.abs(median - truth))),
-        coverage=float(np.mean(truth <= q90 + 1e-9)),
-    )
+    return {
+        "recall": long_recall(predicted, total),
+        "pearson": _correlation(np.log1p(predicted), np.log1p(total)),
+        "rank": _correlation(ranks(predicted), ranks(total)),
+        "error": float(np.mean(np.abs(median - truth))),
+        "coverage": float(np.mean(truth <= q90 + 1e-9)),
+    }
 
 
 def long_recall(predicted: Floats, total: Floats) -> float:

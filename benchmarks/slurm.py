@@ -156,7 +156,8 @@ async def measure_start(plan: ClusterPlan, model: str, out: Path) -> Start:
     async with cluster, Client(cluster, asynchronous=True) as client:
         agent = _Agent(steps=1, tokens=1)
         rollout = Rollout(client, env=agent, model=model, engines=_engines(model, 1), out=Output(out))
-        log = plan.logs / f"{name}-{await _the_id(cluster, name)}.log"
+        await _when(lambda: _job_id(cluster, name))
+        log = plan.logs / f"{name}-{_job_id(cluster, name)}.log"
         looks = asyncio.gather(
             _when(lambda: log.exists() and "workers started" in log.read_text(errors="replace")),
             _when(lambda: _workers(cluster, (name, f"{name}-0"))),
@@ -164,7 +165,7 @@ async def measure_start(plan: ClusterPlan, model: str, out: Path) -> Start:
         )
         await rollout.run(1)
         started_s, joined_s, ready_s = await looks
-    accepted_s, began_s = await accepted, _began_s(plan.logs, name)
+    accepted_s, began_s = await accepted, float((plan.logs / f"{name}.began").read_text())
     return Start(
         began_s - accepted_s,
         started_s - began_s,
@@ -216,7 +217,6 @@ def summary(starts: Sequence[Start], losses: Sequence[LostJob]) -> dict[str, Any
             "most_s": round(max(values), 2),
         }
         for phase, values in phases.items()
-        if values
     ]
     return {"starts": len(starts), "rows": rows, "losses": [asdict(loss) for loss in losses]}
 
@@ -224,11 +224,6 @@ def summary(starts: Sequence[Start], losses: Sequence[LostJob]) -> dict[str, Any
 def _job_id(cluster: SlurmCluster, name: str) -> str | None:
     job = cluster.workers.get(name)
     return None if job is None else getattr(job, "job_id", None)
-
-
-async def _the_id(cluster: SlurmCluster, name: str) -> str:
-    await _when(lambda: _job_id(cluster, name))
-    return str(_job_id(cluster, name))
 
 
 def _workers(cluster: SlurmCluster, names: Sequence[str]) -> list[str]:
@@ -250,7 +245,3 @@ async def _when_engines(client: Client, count: int) -> float:
         if len(capacity.engines) >= count:
             return time.time()
         await asyncio.sleep(_LOOK_S)
-
-
-def _began_s(logs: Path, name: str) -> float:
-    return float((logs / f"{name}.began").read_text())

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import random
 import signal
@@ -63,7 +64,7 @@ class SoakPlan:
     def batches(self) -> list[tuple[int, float]]:
         """Trajectories of each batch, and the seconds over which they start."""
         total_s = self.minutes * 60
-        spans = [min(_BATCH_S, total_s - at) for at in _range(total_s, _BATCH_S)]
+        spans = [min(_BATCH_S, total_s - n * _BATCH_S) for n in range(math.ceil(total_s / _BATCH_S))]
         return [(max(1, round(self.trajectories_per_minute * span / 60)), span) for span in spans]
 
     @property
@@ -267,10 +268,6 @@ async def _left_processes() -> list[str]:
         if not left or time.monotonic() >= deadline:
             return left
         await asyncio.sleep(0.2)
-
-
-def _range(stop: float, step: float) -> list[float]:
-    return [step * number for number in range(int(stop // step) + bool(stop % step))]
 
 
 def table_line(row: Row) -> str:

@@ -44,7 +44,7 @@ def swept_traits() -> Iterator[tuple[str, ApiTraits]]:
 
 
 def simulated_rows(study: Study, batches: Sequence[int] = (256, 1024)) -> list[ActionRow]:
-    """Direct calls with retries, the paper's and tuned, against the pool at the API's quota, in virtual time."""
+    """Direct calls with retries against the pool at the API's quota, in virtual time."""
     rows: list[ActionRow] = []
     for batch in batches:
         for name, traits in swept_traits():

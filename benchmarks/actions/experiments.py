@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from benchmarks.actions.ablation import ablation_rows
 from benchmarks.actions.api import simulated_rows
@@ -24,10 +23,6 @@ def _api_live(study: Study) -> list[ActionRow]:
     from benchmarks.actions.api_live import live_api_rows
 
     return live_api_rows(study.model)
-
-
-def _api(study: Study) -> Sequence[ActionRow]:
-    return simulated_rows(study)
 
 
 def _overhead(study: Study) -> list[ActionRow]:
@@ -54,9 +49,7 @@ def _overhead(study: Study) -> list[ActionRow]:
 _SIMULATED = {
     **CPU_EXPERIMENTS,
     **GPU_EXPERIMENTS,
-    "api": Experiment(
-        "Direct calls with retries against the pool at the API's quota, in virtual time.", _api
-    ),
+    "api": experiment(simulated_rows),
 }
 _LIVE = {
     "live": Experiment(

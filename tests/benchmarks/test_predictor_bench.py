@@ -20,8 +20,7 @@ def test_perfect_predictions_score_perfectly() -> None:
     total = np.arange(10.0, 110.0, 10.0)
     exact = np.log1p(total)
     made = score(np.zeros(10), total, exact, exact)
-    assert made.recall == 1.0 and made.error == 0.0 and made.coverage == 1.0
-    assert made.pearson == pytest.approx(1.0) and made.rank == pytest.approx(1.0)
+    assert made == pytest.approx({"recall": 1.0, "pearson": 1.0, "rank": 1.0, "error": 0.0, "coverage": 1.0})
 
 
 def test_constant_predictions_have_no_order() -> None:
