@@ -148,7 +148,11 @@ def _score_rows(
         scored = score(done, total, np.log1p(tokens), np.log1p([one.tokens_q90 for one in made]))
         within = _within_domains([one.domain for one in told], np.log1p(done + tokens), np.log1p(total))
         context, by_all = _context_errors(told, points, made)
-        reached = {"steps_finished": steps, "history": name, "trajectories": len(told)}
+        reached: dict[str, float | str] = {
+            "steps_finished": steps,
+            "history": name,
+            "trajectories": len(told),
+        }
         rest = {"within": within, "context": context, "context_by_all": by_all}
         rows.append(rounded_row({**reached, **scored, **rest}))
     return rows
