@@ -226,11 +226,8 @@ def _order_rows(held: Sequence[_Held], seed: int) -> list[Row]:
     rng = np.random.default_rng(seed)
     size = min(SLOTS * JOBS_PER_SLOT, len(held))
     slots = max(size // JOBS_PER_SLOT, 1)
-    names = [
-        "oracle",
-        *(f"{method} by {order}" for method in METHODS[:2] for order in ORDERS),
-        "prompt only by q90",
-    ]
+    learned = [f"{method} by {order}" for method in METHODS[:2] for order in ORDERS]
+    names = ["oracle", *learned, "prompt only by q90"]
     shares: dict[str, list[float]] = {name: [] for name in names}
     random_shares: list[list[float]] = []
     for _ in range(BATCHES):
@@ -241,22 +238,17 @@ def _order_rows(held: Sequence[_Held], seed: int) -> list[Row]:
         for name in names:
             shares[name].append(makespan(steps, [_order(each, name) for each in batch], slots) / base)
         draws = rng.random((RANDOM_ORDERS, size))
-        random_shares.append(
-            [
-                makespan(steps, [[value] * len(each) for value, each in zip(draw, steps, strict=True)], slots)
-                / base
-                for draw in draws.tolist()
-            ]
-        )
-    rows = []
+        fixed = [
+            [[value] * len(each) for value, each in zip(draw, steps, strict=True)] for draw in draws.tolist()
+        ]
+        random_shares.append([makespan(steps, values, slots) / base for values in fixed])
+    rows: list[Row] = []
     for name, values in shares.items():
         mean, error = float(np.mean(values)), float(np.std(values, ddof=1)) / len(values) ** 0.5
         rows.append(_order_row(name, mean, mean - 2 * error, mean + 2 * error))
     means = np.array(random_shares).mean(axis=0)
-    return [
-        *rows,
-        _order_row("random fixed score", float(means.mean()), float(means.min()), float(means.max())),
-    ]
+    rows.append(_order_row("random fixed score", float(means.mean()), float(means.min()), float(means.max())))
+    return rows
 
 
 def _order_row(order: str, share: float, low: float, high: float) -> Row:

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -197,8 +198,8 @@ async def _run(
             budget=Budget(sandbox="weak", retries=_RETRIES),
         ) as rollout,
     ):
-        began_s = time.monotonic()
-        async with _beside(_watch(plan, report, began_s, on_row), _kill_at_random(plan, report)):
+        look = partial(_look, report, time.monotonic(), on_row)
+        async with _beside(_watch(look, plan.interval_s), _kill_at_random(plan, report)):
             for count, span_s in plan.batches:
                 agent.span_s = span_s
                 before = report.trajectories
@@ -206,7 +207,7 @@ async def _run(
                     report.statuses[record.status] = report.statuses.get(record.status, 0) + 1
                     report.causes.add(Ended(record.trajectory_id, record.status, record.cause, record.detail))
                 report.missing += count - (report.trajectories - before)
-        _look(report, began_s, on_row)
+        look()
 
 
 @contextlib.asynccontextmanager
@@ -223,10 +224,10 @@ async def _beside(*coroutines: Any) -> AsyncIterator[None]:
                 raise ended
 
 
-async def _watch(plan: SoakPlan, report: SoakReport, began_s: float, on_row: Callable[[Row], None]) -> None:
+async def _watch(look: Callable[[], None], interval_s: float) -> None:
     while True:
-        _look(report, began_s, on_row)
-        await asyncio.sleep(plan.interval_s)
+        look()
+        await asyncio.sleep(interval_s)
 
 
 def _look(report: SoakReport, began_s: float, on_row: Callable[[Row], None]) -> None:
