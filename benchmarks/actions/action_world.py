@@ -170,8 +170,8 @@ class _ActionWorld:
             happen()
         assert not self._controller.state.trajectories, "the batch does not end"
         tools_s, rewards_s = self._completion_s["tool"], self._completion_s["reward"]
-        means = (statistics.fmean(each) for each in ([*tools_s, *rewards_s], tools_s, rewards_s))
-        return WorldFigures(*means, self._makespan_s)
+        mean = statistics.fmean
+        return WorldFigures(mean([*tools_s, *rewards_s]), mean(tools_s), mean(rewards_s), self._makespan_s)
 
     def _later(self, seconds: float, happen: Callable[[], None]) -> None:
         self._number += 1
