@@ -68,6 +68,13 @@ class Lent:
         shutil.rmtree(self.directory)
         assert boxes == [], "templates of sandboxes go with their worker"
 
+    def why_it_ended(self) -> str:
+        """The end of the scheduler's log, if its process has ended while no test had the cluster; else empty."""
+        if not self.cluster._scheduler_is_silent:
+            return ""
+        logs = [path.read_text(errors="replace") for path in self.directory.rglob("scheduler.log")]
+        return f"{self.cluster.scheduler_address}: {' '.join(logs)[-2000:] or 'no log'}"
+
     def client(self, asynchronous: bool) -> Client:
         """Its cluster runs on a loop of its own: a client of a test's loop gets the address only."""
         return Client(
@@ -117,6 +124,9 @@ _lent: dict[str, Lent] = {}
 
 def _lend(engines: int, options: dict[str, Any]) -> Lent:
     key = repr((engines, options))
+    if key in _lent and (told := _lent[key].why_it_ended()):
+        print(f"an idle shared cluster has ended: {told}", file=sys.__stderr__)
+        _lent.pop(key).close()
     if key in _lent:
         _lent[key] = _lent.pop(key)  # the latest is the last
     else:
