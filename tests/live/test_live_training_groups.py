@@ -299,7 +299,7 @@ def test_what_is_too_old_is_cancelled_and_its_task_comes_again(
     shared_cluster: LocalRolloutCluster, model_dir: str, tmp_path: Path
 ) -> None:
     """Weights are updated under a tool and a step that never end; then the training is resumed."""
-    plan = GroupPlan(members=3, staleness=StalenessBound(1, "cancel", 3))
+    plan = GroupPlan(members=3, max_repeats=REPEATS, staleness=StalenessBound(1, "cancel", 3))
     held = Held(tmp_path)
     used: list[str] = []
     wasted: list[int] = []
