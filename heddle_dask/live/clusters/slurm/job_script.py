@@ -25,7 +25,7 @@ _LAUNCHER = Path(__file__).parents[4] / "workers" / "job.py"
 # In an image the launcher is where its heddle_dask is, whatever the path here.
 _LAUNCHER_OF_IMAGE = (
     "import heddle_dask, pathlib, runpy; "
-    'runpy.run_path(str(pathlib.Path(__file__).parents[4] / "workers/job.py"), run_name="__main__")'
+    'runpy.run_path(str(pathlib.Path(heddle_dask.__file__).parents[1] / "workers/job.py"), run_name="__main__")'
 )
 _SAFE_DIRECTIVE = re.compile(r"[^\s\"'\\#]*")
 # Directories of caches by the variable that names them: each program has one of its own, and a home directory is often
