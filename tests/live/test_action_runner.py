@@ -90,6 +90,8 @@ def with_actions(
     """Run `body`; in the end all cores are free, and nothing is left of any action."""
 
     async def run() -> None:
+        # Another test of this process may have started one that stays, such as Python's own tracker of resources.
+        before = process_tree.below(os.getpid())
         actions = Actions(folder, groups, cpus)
         try:
             await body(actions)
@@ -97,7 +99,7 @@ def with_actions(
             assert list(folder.glob("scratch/*/*")) == []
         finally:
             await actions.runner.close()
-        assert process_tree.below(os.getpid()) == []
+        assert set(process_tree.below(os.getpid())) <= set(before)
 
     asyncio.run(asyncio.wait_for(run(), 60))
 
