@@ -10,7 +10,8 @@ ROLLOUT_ARGS ?= --env math --tasks 16 --samples 4 --engines 2 --max-step-tokens 
 # Pure tests start neither a Dask cluster nor vLLM; they run beside each other, a file in one process, long files first.
 PURE := not cluster and not vllm and not slurm and not long
 LIVE := (cluster or vllm) and not slurm and not long
-FILES := --dist loadfile --no-loadscope-reorder
+# A process that a test has ended fails the stage: a new one would meet the same test.
+FILES := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PARALLEL := -n logical --maxprocesses 8 $(FILES)
 # A test with a cluster mostly waits for processes to start: two files at once, whatever the cores.
 LIVE_AT_ONCE ?= 2

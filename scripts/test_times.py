@@ -22,6 +22,8 @@ from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "test-times"
 STAGES, TESTS, STARTED = FOLDER / "stages.tsv", FOLDER / "tests.tsv", FOLDER / "started"
@@ -29,6 +31,8 @@ RECORDED = ROOT / "tests" / "file_seconds.tsv"
 SLOWEST = 20
 # Below that, the place of a file in the queue does not matter.
 RECORDED_FROM_S = 3.0
+# A stage takes at most 15 minutes on two cores. One that stands still is ended while its run can still tell of it.
+LIMIT_S = float(os.environ.get("HEDDLE_STAGE_LIMIT_S", 2400.0))
 
 
 def begin() -> None:
@@ -72,15 +76,28 @@ def _run(name: str, command: list[str], output: Path | None) -> int:
     env = {**os.environ, "HEDDLE_TEST_TIMES": str(TESTS), "HEDDLE_TEST_STAGE": name}
     with contextlib.ExitStack() as files:
         to = None if output is None else files.enter_context(output.open("wb"))
-        returned = subprocess.run(
-            command, cwd=ROOT, env=env, stdout=to, stderr=to and subprocess.STDOUT
-        ).returncode
+        process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=to, stderr=to and subprocess.STDOUT)
+        try:
+            returned = process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            _end(name, psutil.Process(process.pid))
+            returned = process.wait()
     code = returned if returned >= 0 else 1
     seconds = time.monotonic() - began_s
     with STAGES.open("a", encoding="utf-8") as file:
         file.write(f"{seconds:.1f}\t{name}\t{'ok' if code == 0 else f'exit code {code}'}\n")
     print(f"stage {name}: {seconds:.0f} s", flush=True)
     return code
+
+
+def _end(name: str, root: psutil.Process) -> None:
+    """Kill a stage that is over its limit, and say which processes it had."""
+    print(f"stage {name} is ended after {LIMIT_S:.0f} s; its processes:", flush=True)
+    for each in (root, *root.children(recursive=True)):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            age_s = time.time() - each.create_time()
+            print(f"{each.pid} {each.status()} {age_s:.0f} s {' '.join(each.cmdline())[:200]}", flush=True)
+            each.kill()
 
 
 def summary() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -20,8 +21,9 @@ def script(tmp_path: Path) -> Path:
     return Path(shutil.copy(SCRIPT, tmp_path / "scripts"))
 
 
-def call(script: Path, *words: str) -> tuple[int, str]:
-    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True)
+def call(script: Path, *words: str, limit_s: float = 600.0) -> tuple[int, str]:
+    env = {**os.environ, "HEDDLE_STAGE_LIMIT_S": str(limit_s)}
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, env=env)
     assert done.stderr == ""
     return done.returncode, done.stdout
 
@@ -49,6 +51,12 @@ def test_a_stage_that_fails_ends_the_run_with_what_there_is(script: Path) -> Non
     code, said = call(script, "stage", "first", "true", "+", "second", "sh", "-c", "echo why; exit 3")
     assert code == 3 and "why" in said and "second (exit code 3)" in said
     assert call(script, "stage", "killed", "sh", "-c", "kill -9 $$")[0] == 1
+
+
+def test_a_stage_that_stands_still_is_ended_and_its_processes_are_told(script: Path) -> None:
+    call(script, "begin")
+    code, said = call(script, "stage", "first", "sh", "-c", "sleep 601 & wait", limit_s=0.5)
+    assert code == 1 and "sleep 601" in said and "first (exit code 1)" in said
 
 
 def test_the_seconds_of_files_are_recorded_and_those_of_other_runs_stay(script: Path) -> None:
