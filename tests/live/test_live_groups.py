@@ -131,7 +131,9 @@ def test_redundant_members_are_cancelled_and_failed_environments_replaced(model_
             # The slow member has answered once, or was cancelled before that.
             wasted = [dict(group.cancelled_tokens) for group in groups]
             assert all(each in ({"redundant": 0}, {"redundant": 4}) for each in wasted)
-            assert stream.wasted_tokens.get("redundant", 0) == sum(each["redundant"] for each in wasted)
+            # An answer that comes after the end of its member counts for the stream alone.
+            counted = sum(each["redundant"] for each in wasted)
+            assert counted <= stream.wasted_tokens.get("redundant", 0) <= 8
 
             retries = RetryPolicy(environment_backoff_s=0, max_environment_attempts=2, max_task_failures=3)
             lines: list[str] = []
