@@ -33,6 +33,7 @@ from heddle_dask.core.run_description import RetryPolicy, RunDescription
 from heddle_dask.core.run_strategies import BuildStrategies, StrategyTable
 from heddle_dask.core.snapshot import ClusterSnapshot, run_counts, snapshot_of
 from heddle_dask.core.state import State
+from heddle_dask.core.stealing import WorkStealing
 from heddle_dask.core.transitions import (
     OVER,
     STEP_STATES,
@@ -73,6 +74,7 @@ class Controller:
         self.actions = Actions(self.state, self.view, strategies.actions, self.retries)
         self.moves = Migrations(self.state, self.runs)
         self.placements = Placements(self.state, self.runs, self.held, self.moves)
+        self.stealing = WorkStealing(self.state, self.runs, self.held, self.placements)
         self.drains = Drains(self.state, self.moves, self.held)
         self.updates = WeightUpdates(self.state, self.moves)
         self.staleness = BoundedStaleness(self.state, self.runs)
@@ -132,7 +134,7 @@ class Controller:
         """
         self.state.at = event.at
         commands = self._handlers[type(event)](event)
-        commands = [*commands, *self.held.send(event.at)]
+        commands = [*commands, *self.stealing.take(event.at), *self.held.send(event.at)]
         if self.state.draining:
             commands = [*commands, *self.drains.release_empty()]
         return commands
@@ -245,6 +247,7 @@ class Controller:
             commands.append(DropContext(name, trajectory.home))
         commands += trajectory.abort_step(reason)
         self.held.take_out(trajectory)
+        self.state.unbind(trajectory)
         self.state.uncount_inflight(trajectory, was is TrajectoryState.GENERATING)
         self.state.stop_waiting_for_admission(trajectory)
         self.state.release_reservation(trajectory)
@@ -280,6 +283,7 @@ class Controller:
         if trajectory.step is None or trajectory.step.step_id.step_index != step_id.step_index:
             trajectory.losses = 0
             trajectory.preemptions = 0
+            trajectory.was_taken = False
         trajectory.step = step
         trajectory.requested_at = event.at
         trajectory.first_context_tokens = trajectory.first_context_tokens or step.context_tokens
@@ -337,6 +341,8 @@ class Controller:
             trajectory.kept_on, trajectory.kept_tokens = event.engine_id, trajectory.context_tokens
         self.staleness.answered(trajectory, event)
         whole = event.finish_reason != "abort"
+        if whole:
+            self.state.unbind(trajectory)
         self.state.take_tokens(trajectory, event.new_tokens, whole)
         self.runs.of(trajectory).step_answered(trajectory, event)
         cancelled = self.staleness.check([trajectory])

@@ -69,7 +69,11 @@ class Trajectory:
     preemptions, stopping
         Number of times the current step was preempted, and whether it is being preempted now.
     leaving
-        Whether the current step was stopped because its engine drains or another run joins, and has not reported.
+        Whether the current step was stopped because its engine drains, another run joins or another engine takes it,
+        and has not reported.
+    bound_for, was_taken
+        The engine that has taken its step from the queue of another one, until the step is placed there; and whether
+        any has taken the current step: only once, so that engines do not take it from each other.
     held
         Whether the current step is placed, but was not sent to its engine: runs share it.
     requested_at, admitted_at
@@ -125,6 +129,8 @@ class Trajectory:
     preemptions: int = 0
     stopping: bool = False
     leaving: bool = False
+    bound_for: EngineId | None = None
+    was_taken: bool = False
     held: bool = False
     priority: Priority = NORMAL
     requested_at: float = 0.0
@@ -282,6 +288,8 @@ class Engine:
         Trajectories with a started step that waits in the engine's own queue for a slot.
     stopping
         Number of steps that are being preempted.
+    taking
+        Trajectories whose step it takes from the queue of another engine (a dict used as an ordered set).
     placed
         Steps placed here so far.
     held, held_of
@@ -310,6 +318,7 @@ class Engine:
     running: dict[TrajectoryId, Trajectory] = field(default_factory=dict, repr=False)
     ahead: dict[TrajectoryId, Trajectory] = field(default_factory=dict, repr=False)
     stopping: int = 0
+    taking: dict[TrajectoryId, None] = field(default_factory=dict)
     placed: int = 0
     held: int = 0
     held_of: dict[RunId, int] = field(default_factory=dict)

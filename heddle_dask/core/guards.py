@@ -40,6 +40,13 @@ def check_choice(
         )
 
 
+def check_taken(taken: Sequence[Trajectory], queue: Sequence[Trajectory], most: int) -> None:
+    """Refuse steps that do not wait in the queue, that are taken twice, or for which there are no slots."""
+    names, offered = [t.trajectory_id for t in taken], {t.trajectory_id for t in queue}
+    if len(names) > most or len(set(names)) < len(names) or not offered.issuperset(names):
+        raise GuardViolation(f"stealing took {', '.join(names)}: it may take {most} of {', '.join(offered)}")
+
+
 def check_route(trajectory: Trajectory, route: Route, candidates: Sequence[Engine]) -> None:
     """Refuse a route without an engine, or with one that is not among the candidates."""
     if route.engines is candidates:

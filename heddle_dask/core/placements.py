@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from heddle_dask.core import guards
 from heddle_dask.core.commands import PREEMPTED_FOR, Command, GiveUpStep, StartStep
+from heddle_dask.core.engine_list import engine_among
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.fair_share import KV, SLOTS
 from heddle_dask.core.ids import EngineId, RunId, TrajectoryId
@@ -187,17 +188,16 @@ class Placements:
             return self.give_up(
                 trajectory, at, f"context of {step.context_tokens} tokens, engines take {longest}"
             )
-        candidates = self._new_enough(trajectory, candidates)
+        candidates = self.new_enough(trajectory, candidates)
         if not candidates:
             return []
         run = self.runs.of(trajectory)
         if trajectory.trajectory_id in run.unplanned:
             self._plan_batch(run, ready)
         route = self._route(run, trajectory, step, candidates)
-        choice = run.strategies.placement.choose_engine(trajectory, step, route.engines)
+        choice = self._choose(run, trajectory, step, route.engines)
         if choice is None:
             return []
-        guards.check_choice(trajectory, step, choice, route.engines)
         if route.with_kv and self.moves.can_hand_over(trajectory, choice):
             return self.moves.hand_over(trajectory, choice)
         start = self._dispatch(trajectory, choice, at, route.prefill_only)
@@ -210,7 +210,7 @@ class Placements:
             return []
         return [start]
 
-    def _new_enough(self, trajectory: Trajectory, candidates: Sequence[Engine]) -> Sequence[Engine]:
+    def new_enough(self, trajectory: Trajectory, candidates: Sequence[Engine]) -> Sequence[Engine]:
         """Those whose weights may sample the first token of a trajectory; any of them where it has begun."""
         ledger = self.state.run_of(trajectory).ledger
         if ledger is None or trajectory.has_begun:
@@ -248,6 +248,29 @@ class Placements:
             run.strategies.placement.plan(homeless, engines)
             run.unplaced.update((t.trajectory_id, None) for t in homeless)
         run.unplanned.clear()
+
+    def _choose(
+        self, run: RunStrategies, trajectory: Trajectory, step: StepRequest, engines: Sequence[Engine]
+    ) -> Engine | None:
+        """The engine that has taken the step, else that of the placement, unless an idle one takes it from its home."""
+        taker = engine_among(engines, trajectory.bound_for)
+        self.state.unbind(trajectory)
+        if taker is not None:
+            return taker
+        choice = run.strategies.placement.choose_engine(trajectory, step, engines)
+        if choice is None:
+            return None
+        guards.check_choice(trajectory, step, choice, engines)
+        stealing = run.strategies.stealing
+        if stealing is None or choice.engine_id != trajectory.home or len(engines) < 2:
+            return choice
+        idle = min(
+            engines, key=lambda engine: (len(engine.inflight) + len(engine.taking)) / engine.spec.slots
+        )
+        has_slot = len(idle.inflight) + len(idle.taking) < idle.spec.slots
+        return (
+            idle if idle is not choice and has_slot and stealing.prefers(trajectory, choice, idle) else choice
+        )
 
     def _dispatch(self, trajectory: Trajectory, engine: Engine, at: float, prefill_only: bool) -> StartStep:
         step = trajectory.step

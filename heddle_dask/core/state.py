@@ -388,6 +388,17 @@ class State:
             self.touch(home)
         trajectory.context_tokens = tokens
 
+    def bind(self, trajectory: Trajectory, engine: Engine) -> None:
+        """That engine takes the trajectory's step from the queue of another one."""
+        trajectory.bound_for, trajectory.was_taken = engine.engine_id, True
+        engine.taking[trajectory.trajectory_id] = None
+
+    def unbind(self, trajectory: Trajectory) -> None:
+        """The inverse of `bind`: the step is placed, or has ended where it was."""
+        if trajectory.bound_for is not None:
+            del self.engines[trajectory.bound_for].taking[trajectory.trajectory_id]
+            trajectory.bound_for = None
+
     def count_inflight(self, trajectory: Trajectory, engine_id: EngineId) -> None:
         """Count the trajectory's current step on the engine until `uncount_inflight`."""
         engine = self.engines[engine_id]

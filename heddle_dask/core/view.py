@@ -358,6 +358,18 @@ class ForgetsTrajectories(Protocol):
         """The trajectory, which may be unknown to the strategy, has ended. Keep nothing of it but what was learned."""
 
 
+class Stealing(Protocol):
+    """Decides which steps an engine with free slots takes from another one, where their contexts are."""
+
+    def take(
+        self, view: ClusterView, idle: Engine, loaded: Engine, queue: Sequence[Trajectory], most: int
+    ) -> Sequence[Trajectory]:
+        """At most `most` trajectories of `queue`, which wait for a slot of `loaded`, the first to run first."""
+
+    def prefers(self, trajectory: Trajectory, home: Engine, idle: Engine) -> bool:
+        """Whether `idle` takes the new step of a trajectory that the placement leaves at its home."""
+
+
 @dataclass(frozen=True, slots=True)
 class Admit:
     """Proposal: admit this trajectory.
@@ -473,3 +485,4 @@ class StrategySet:
     migration: Migration | None = None
     predictor: PredictorChoice | None = None
     affinity: Affinity | None = None
+    stealing: Stealing | None = None

@@ -176,6 +176,8 @@ class SimulatedFaults:
         name; 0: never.
     engine_restart_s
         Time from such a failure until a replacement engine has started.
+    engines_join
+        Time at which an engine joins [default: 0], by the engine's number.
     engines_end
         Time at which the job of an engine ends, by the engine's number. The engine drains before.
     drain_s
@@ -189,6 +191,7 @@ class SimulatedFaults:
     walltime_s: float = 0.0
     engine_mtbf_s: float = 0.0
     engine_restart_s: float = 0.0
+    engines_join: Mapping[int, float] = field(default_factory=dict)
     engines_end: Mapping[int, float] = field(default_factory=dict)
     drain_s: float = 120.0
     hosts_join: Mapping[int, float] = field(default_factory=dict)

@@ -107,8 +107,12 @@ class SimulatedWorld:
     def run(self) -> None:
         """Run until every trajectory has ended, or the walltime is over."""
         if self._deployment is None:
-            for description, cost in self.fleet.engines:
-                self._join(description, cost)
+            for number, (description, cost) in enumerate(self.fleet.engines):
+                joins_s = self.fleet.faults.engines_join.get(number, 0.0)
+                if joins_s > 0:
+                    self.time.at(joins_s, self._join, description, cost)
+                else:
+                    self._join(description, cost)
         else:
             self._degree_request = self._deployment.request(one.spec for one in self.programs.values())
             self._tell(ev.DegreesRequested(0.0, self._degree_request))

@@ -38,6 +38,7 @@ from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoad
 from heddle_dask.strategies.predictor import LearnedPredictorOptions, OracleOptions
 from heddle_dask.strategies.preemption import Hysteresis
 from heddle_dask.strategies.scheduling import FirstComeFirstServed, GroupFirst, LeastAttained, LongestFirst
+from heddle_dask.strategies.stealing import PricedStealing
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ PARTS: Mapping[str, Mapping[str, type]] = {
         "priced": PricedAffinity,
         "prefill-decode": PrefillDecode,
     },
+    "stealing": {"none": NoPart, "priced": PricedStealing},
     "predictor": {
         "none": NoPart,
         "xgboost": LearnedPredictorOptions,
@@ -93,6 +95,7 @@ _PLAIN = {
     "migration": "none",
     "admission": "unlimited",
     "affinity": "none",
+    "stealing": "priced",
     "predictor": "none",
     "actions": "fcfs-minimum",
 }
@@ -206,7 +209,7 @@ class Strategy:
 def tell_costs(strategies: StrategySet, known: Mapping[int, EngineCost]) -> None:
     """Set the costs by TP degree of every strategy that plans with costs; call it before the first event."""
     parts = (strategies.placement, strategies.scheduling, strategies.migration, strategies.admission)
-    for part in (*parts, strategies.actions, strategies.affinity):
+    for part in (*parts, strategies.actions, strategies.affinity, strategies.stealing):
         if isinstance(part, UsesCosts):
             part.use_costs(known)
 

@@ -185,3 +185,15 @@ def test_a_run_knows_its_own_trajectories() -> None:
     view = RunView(stage.state, stage.state.runs[SECOND])
     assert [view.is_own(stage.trajectory(name)) for name in ("a1", "b1")] == [False, True]
     assert ClusterView(stage.state).is_own(stage.trajectory("a1"))
+
+
+def test_held_steps_go_to_an_engine_that_joins_without_a_message() -> None:
+    stage = two_runs()
+    stage.join("E1", slots=2)
+    for name in ("a0", "b0", "a1", "b1", "a2", "b2", "a3", "b3"):
+        submit(stage, name)
+        stage.request(name)
+    commands = stage.join("E2", slots=2)
+    assert len(started(commands)) == 2 and not any(isinstance(c, cmd.AbortStep) for c in commands)
+    assert {name[0] for name in started(commands)} == {"a", "b"}, "runs take turns here too"
+    assert all(stage.trajectory(name).home == EngineId("E2") for name in started(commands))

@@ -27,7 +27,7 @@ def test_random_worlds_of_training_keep_the_bound_and_come_to_their_end(
     preset: str, mode: StalenessMode
 ) -> None:
     seen: Counter[str] = Counter()
-    for seed in range(8):
+    for seed in range(12):
         bound = StalenessBound(seed % 3, mode, (1, 2, 4)[seed % 3])
         policy = POLICIES[seed % 4]
         world = play_training(preset, seed=4000 + seed, moves=260, bound=bound, policy=policy)

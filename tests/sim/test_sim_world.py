@@ -200,7 +200,8 @@ def test_steps_that_are_stopped_go_on_where_they_stopped() -> None:
     assert stopped == len(aborted)
     run.check_tokens()
     assert (
-        max(event.step_id.attempt for event in run.events(ev.StepFinished)) <= RetryPolicy().max_preemptions
+        max(event.step_id.attempt for event in run.events(ev.StepFinished))
+        <= RetryPolicy().max_preemptions + 1  # and another engine may take it, once
     )
 
 

@@ -128,7 +128,7 @@ def test_every_part_of_heddle_can_be_replaced_or_switched_off_alone(part: str, n
         assert chosen.name == name
     else:
         assert type(chosen) is (
-            PARTS[part][name] if part == "affinity" else TYPES.get(name, PARTS[part][name])
+            PARTS[part][name] if part in ("affinity", "stealing") else TYPES.get(name, PARTS[part][name])
         )
     untouched = {
         "placement",

@@ -204,7 +204,7 @@ def test_rendezvous_hashing_spreads() -> None:
 
 
 def test_the_loss_of_an_engine_moves_only_its_trajectories_through_the_controller() -> None:
-    stage = Stage("sticky")
+    stage = Stage("sticky", overrides=["stealing=none"])
     stage.join("E1", "E2", "E3")
     names = [f"t{number}" for number in range(30)]
     stage.submit(*names)

@@ -50,6 +50,7 @@ def _check_trajectories(state: State) -> None:
         mine = [a for a in state.actions.values() if a.spec.trajectory_id == t.trajectory_id]
         assert sorted(t.open_labels) == sorted(a.spec.label for a in mine), t.trajectory_id
         assert t.home is None or t.home in state.engines, t.trajectory_id
+        assert t.bound_for is None or t.trajectory_id in state.engines[t.bound_for].taking, t.trajectory_id
         assert t.state is not TrajectoryState.ENDED or t.actions_open > 0
         assert t.state not in OVER or (t.home is None and t.step is None), t.trajectory_id
     reserving = [t for t in state.trajectories.values() if t.reserved_on is not None]
@@ -66,6 +67,7 @@ def _check_engines(state: State) -> None:
         living = [t for t in state.trajectories.values() if t.home == engine.engine_id]
         here = [t for t in living if t.state in _INFLIGHT]
         name = engine.engine_id
+        assert all(state.trajectories[taken].bound_for == name for taken in engine.taking), name
         assert sorted(engine.residents) == sorted(t.trajectory_id for t in living), name
         assert engine.resident_tokens == sum(t.context_tokens for t in living), name
         assert engine.expected_tokens == sum(t.expected_tokens for t in living), name
