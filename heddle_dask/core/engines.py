@@ -191,24 +191,26 @@ class EngineMembership:
         if self.state.weights.is_behind(engine.version):
             engine.advance(EngineEvent.JOINED_BEHIND)
             return self.updates.joined(engine)
-        return [*self.updates.joined(engine), *self._takes_steps(event.at)]
+        return [*self.updates.joined(engine), *self._takes_steps(engine, event.at)]
 
-    def _takes_steps(self, at: float) -> list[Command]:
+    def _takes_steps(self, engine: Engine, at: float) -> list[Command]:
         """There is another engine for steps."""
+        self.state.newcomers[engine.engine_id] = None
         self.state.refresh_ready()
+        self.state.settle_newcomers()
         self.placements.engine_joined()
         return [*self.placements.place_waiting(at), *self.drains.engine_joined()]
 
     def weights_fetched(self, event: ev.WeightsFetched) -> list[Command]:
         """An engine has weights at hand; one that can get no newer ones takes its first step with what it has."""
         commands, begins = self.updates.fetched(event)
-        return commands if begins is None else [*commands, *self._takes_steps(event.at)]
+        return commands if begins is None else [*commands, *self._takes_steps(begins, event.at)]
 
     def weights_installed(self, event: ev.WeightsInstalled) -> list[Command]:
         """An engine has other weights: it takes its first step, or steps that have waited for weights."""
         commands, begins = self.updates.installed(event)
         if begins is not None:
-            return [*commands, *self._takes_steps(event.at)]
+            return [*commands, *self._takes_steps(begins, event.at)]
         return [*commands, *self.placements.place_waiting(event.at)]
 
     def lost(self, event: ev.EngineLost) -> list[Command]:

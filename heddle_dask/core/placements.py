@@ -261,16 +261,24 @@ class Placements:
         if choice is None:
             return None
         guards.check_choice(trajectory, step, choice, engines)
+        if self.state.newcomers and choice.engine_id == trajectory.home:
+            return self._newcomer(run, trajectory, choice, engines) or choice
+        return choice
+
+    def _newcomer(
+        self, run: RunStrategies, trajectory: Trajectory, home: Engine, engines: Sequence[Engine]
+    ) -> Engine | None:
+        """An engine that takes the step because it joined late, and has less than its share of the trajectories."""
+        self.state.settle_newcomers()
         stealing = run.strategies.stealing
-        if stealing is None or choice.engine_id != trajectory.home or len(engines) < 2:
-            return choice
-        idle = min(
-            engines, key=lambda engine: (len(engine.inflight) + len(engine.taking)) / engine.spec.slots
-        )
-        has_slot = len(idle.inflight) + len(idle.taking) < idle.spec.slots
-        return (
-            idle if idle is not choice and has_slot and stealing.prefers(trajectory, choice, idle) else choice
-        )
+        for engine_id in self.state.newcomers if stealing is not None else ():
+            engine = engine_among(engines, engine_id)
+            if engine is None or engine is home:
+                continue
+            has_slot = len(engine.inflight) + len(engine.taking) < engine.spec.slots
+            if stealing is not None and has_slot and stealing.prefers(trajectory, home, engine):
+                return engine
+        return None
 
     def _dispatch(self, trajectory: Trajectory, engine: Engine, at: float, prefill_only: bool) -> StartStep:
         step = trajectory.step

@@ -84,6 +84,9 @@ class State:
         The request for TP degrees that is being planned; None without one.
     tp_degree_plan
         The plan that was deployed last; None if engines were never planned.
+    newcomers
+        Ready engines that joined when trajectories had their homes elsewhere, and have less than their share of them (a
+        dict used as an ordered set).
     draining
         Engines that drain and are not empty, in the order of their drains.
     least_max_context
@@ -133,6 +136,7 @@ class State:
         self.degree_request: DegreeRequest | None = None
         self.tp_degree_plan: TpDegreePlan | None = None
         self.draining: dict[EngineId, None] = {}
+        self.newcomers: dict[EngineId, None] = {}
         self._ready = EngineList()
         self.least_max_context = 0
         self._counter = 0
@@ -263,6 +267,14 @@ class State:
         """
         self._ready = EngineList(e for e in self.engines.values() if e.state is EngineState.READY)
         self.least_max_context = min((e.spec.max_context_tokens for e in self._ready), default=0)
+        self.newcomers = {name: None for name in self.newcomers if name in self._ready.by_id}
+
+    def settle_newcomers(self) -> None:
+        """Newcomers with their share of all residents are engines as any other."""
+        residents = sum(len(engine.residents) for engine in self._ready)
+        for name in list(self.newcomers):
+            if len(self.engines[name].residents) * len(self._ready) >= residents:
+                del self.newcomers[name]
 
     def touch(self, engine: Engine) -> None:
         """Record a change of the engine's residents, of their contexts or predictions, or of its reservations."""
