@@ -185,7 +185,7 @@ class EngineMembership:
         spec = event.engine
         if spec.engine_id in self.state.engines:
             raise KeyError(f"engine {spec.engine_id} joined before; a restart needs a new id")
-        engine = Engine(spec=spec, number=self.state.next_number())
+        engine = Engine(spec=spec, number=self.state.next_number(), idle_since=event.at)
         self.state.engines[spec.engine_id] = engine
         self.state.take_version(engine.version)
         if self.state.weights.is_behind(engine.version):

@@ -288,6 +288,8 @@ class Engine:
         Trajectories with a started step that waits in the engine's own queue for a slot.
     stopping
         Number of steps that are being preempted.
+    idle_since
+        When its latest step ended, or when it joined.
     taking
         Trajectories whose step it takes from the queue of another engine (a dict used as an ordered set).
     placed
@@ -318,6 +320,7 @@ class Engine:
     running: dict[TrajectoryId, Trajectory] = field(default_factory=dict, repr=False)
     ahead: dict[TrajectoryId, Trajectory] = field(default_factory=dict, repr=False)
     stopping: int = 0
+    idle_since: float = 0.0
     taking: dict[TrajectoryId, None] = field(default_factory=dict)
     placed: int = 0
     held: int = 0

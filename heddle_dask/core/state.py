@@ -85,8 +85,8 @@ class State:
     tp_degree_plan
         The plan that was deployed last; None if engines were never planned.
     newcomers
-        Ready engines that joined when trajectories had their homes elsewhere, and have less than their share of them (a
-        dict used as an ordered set).
+        Ready engines that joined when trajectories had their homes elsewhere, and have less than their share of the
+        tokens of all contexts (a dict used as an ordered set).
     draining
         Engines that drain and are not empty, in the order of their drains.
     least_max_context
@@ -270,10 +270,10 @@ class State:
         self.newcomers = {name: None for name in self.newcomers if name in self._ready.by_id}
 
     def settle_newcomers(self) -> None:
-        """Newcomers with their share of all residents are engines as any other."""
-        residents = sum(len(engine.residents) for engine in self._ready)
+        """Newcomers with their share of the contexts are engines as any other."""
+        tokens = sum(engine.resident_tokens for engine in self._ready)
         for name in list(self.newcomers):
-            if len(self.engines[name].residents) * len(self._ready) >= residents:
+            if self.engines[name].resident_tokens * len(self._ready) >= tokens:
                 del self.newcomers[name]
 
     def touch(self, engine: Engine) -> None:
@@ -447,6 +447,7 @@ class State:
         self.freed[engine.engine_id] = None
         self.stop_feeding(trajectory)
         engine.inflight.pop(trajectory.trajectory_id, None)
+        engine.idle_since = self.at
         engine.inflight_tokens -= trajectory.counted_tokens
         engine.generating -= was_generating
         engine.free_slot(trajectory.trajectory_id)

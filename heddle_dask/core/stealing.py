@@ -1,6 +1,6 @@
 """Work stealing: steps that wait for a slot of a loaded engine go to an engine with free slots.
 
-An engine may join, come back or become idle while all trajectories have their home elsewhere. A strategy decides which
+An engine may join late, come back, or lose its last trajectory while others have a queue. A strategy decides which
 steps it takes (`view.Stealing`); the step is stopped before it has begun, comes back without tokens, and is placed on
 the engine that took it, which becomes the home of its trajectory.
 """
@@ -14,6 +14,9 @@ from heddle_dask.core.placements import HeldSteps, Placements
 from heddle_dask.core.run_strategies import RunStrategies, StrategyTable
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import TrajectoryEvent, TrajectoryState
+
+IDLE_S = 1.0
+"""An engine without a trajectory for so long takes steps: requests that are sent together have arrived by then."""
 
 TAKEN_BY = "taken by the idle "
 """Beginning of the reason of an `AbortStep` for a step that goes to another engine."""
@@ -34,7 +37,7 @@ class WorkStealing:
         loaded = [engine for engine in ready if len(engine.inflight) > engine.spec.slots]
         if not loaded or len(loaded) == len(ready):
             return []
-        idle = [engine for engine in ready if self._free(engine) > 0]
+        idle = [engine for engine in ready if self._is_idle(engine, at)]
         commands: list[Command] = []
         for engine in sorted(idle, key=self._free, reverse=True):
             for home in sorted(loaded, key=lambda engine: engine.spec.slots - len(engine.inflight)):
@@ -43,6 +46,16 @@ class WorkStealing:
                     share = -(-self._free(engine) // (len(runs) - number))
                     commands += self._take(engine, home, run, share, at)
         return commands
+
+    def _is_idle(self, engine: Engine, at: float) -> bool:
+        """Whether it has had no trajectory for a while, or has joined late and has not got its share yet.
+
+        A free slot alone is no reason: a plan leaves it to long trajectories, or the next step of a resident needs it.
+        With steps taken for every free slot exact lengths lost 7 to 9 % of their gain on a pool that does not change.
+        """
+        if engine.engine_id in self.state.newcomers:
+            return self._free(engine) > 0
+        return not (engine.residents or engine.taking or engine.reserved) and at - engine.idle_since >= IDLE_S
 
     @staticmethod
     def _free(engine: Engine) -> int:
