@@ -12,19 +12,24 @@ from heddle_dask.live.clusters.slurm.replacement import (
     FIRST_DELAY_S,
     HEALTHY_S,
     LONGEST_DELAY_S,
-    GroupTimes,
+    PROBE_S,
+    SHORT_PROBE_S,
+    SILENCE_S,
+    GroupRules,
     JobPhase,
     JobRecord,
     Losses,
     Observation,
+    Refusal,
     Review,
+    SiteLimit,
     job_load,
     review,
     to_retire,
 )
 from heddle_dask.live.wire.cluster_messages import WorkerLoad
 
-TIMES = {"gpu": GroupTimes(start_timeout_s=100.0, lead_s=30.0)}
+RULES = {"gpu": GroupRules(start_timeout_s=100.0, lead_s=30.0)}
 RUNS = Observation(JobPhase.RUNNING)
 
 
@@ -37,7 +42,7 @@ def working(name: str = "gpu-0", at_s: float = 10.0) -> JobRecord:
 
 
 def decide(jobs: list[JobRecord], wanted: int, now_s: float, losses: Losses | None = None) -> Review:
-    return review(jobs, {"gpu": wanted}, {"gpu": losses or Losses()}, TIMES, now_s)
+    return review(jobs, {"gpu": wanted}, {"gpu": losses or Losses()}, {}, RULES, now_s)
 
 
 def test_missing_jobs_are_submitted_and_queued_ones_count() -> None:
@@ -129,6 +134,100 @@ def test_a_job_whose_engine_does_not_start_is_replaced_unless_it_does_after_all(
 def test_a_job_that_can_never_start_is_cancelled_with_slurms_reason() -> None:
     refused = job(phase=JobPhase.REFUSED, reason="PartitionTimeLimit")
     assert decide([refused], 1, 5.0).cancel == {"gpu-0": "it can never start: PartitionTimeLimit"}
+
+
+def refused(name: str, kind: Refusal = Refusal.LIMIT) -> JobRecord:
+    return job(name).observed(Observation(JobPhase.ENDED, "QOSMaxSubmit…", refusal=kind), 5.0)
+
+
+def taken(name: str) -> JobRecord:
+    return replace(working(name), job_id="7")
+
+
+def at_limit(jobs: list[JobRecord], now_s: float, before: Review) -> Review:
+    seen = [each.joined(now_s) if each.job_id else each for each in jobs]
+    return review(seen, {"gpu": 4}, before.losses, before.limits, RULES, now_s)
+
+
+def test_what_a_site_does_not_take_is_its_capacity_and_delays_no_replacement() -> None:
+    first = at_limit(
+        [taken("a"), taken("b"), refused("c"), refused("d")], 5.0, Review(losses={"gpu": Losses()})
+    )
+    assert first.losses["gpu"] == Losses() and not first.submit
+    assert first.limits["gpu"] == SiteLimit(2, "QOSMaxSubmit…", 5.0 + PROBE_S)
+    ended = taken("b").observed(Observation(JobPhase.ENDED, "its walltime has passed", planned=True), 90.0)
+    assert at_limit([taken("a"), ended], 90.0, first).submit == {"gpu": 1}, (
+        "at once, and no more than it may have"
+    )
+
+
+def test_now_and_then_one_more_is_tried_than_a_site_has_taken() -> None:
+    jobs = [taken("a"), taken("b")]
+    first = at_limit([*jobs, refused("c")], 5.0, Review(losses={"gpu": Losses()}))
+    assert not at_limit(jobs, 5.0 + PROBE_S - 1, first).submit
+    now_s = 5.0 + PROBE_S
+    assert at_limit(jobs, now_s, first).submit == {"gpu": 1}
+    assert not at_limit([*jobs, job("e")], now_s + 1, first).submit, "it has not been answered"
+    again = at_limit([*jobs, refused("e")], now_s + 2, first)
+    assert again.limits["gpu"].probe_s == now_s + 2 + PROBE_S
+    more = at_limit([*jobs, taken("e")], now_s + 2, first)
+    assert more.limits == {} and more.submit == {"gpu": 1}, "the limit has gone"
+
+
+def test_below_the_minimum_or_an_earlier_limit_it_is_tried_again_soon() -> None:
+    rules = {"gpu": replace(RULES["gpu"], minimum=2)}
+    low = review([taken("a"), refused("b")], {"gpu": 2}, {}, {}, rules, 5.0)
+    assert low.limits["gpu"].probe_s == 5.0 + SHORT_PROBE_S
+    fallen = at_limit([taken("a"), refused("b")], 5.0, Review(limits={"gpu": SiteLimit(2, "", 300.0)}))
+    assert fallen.limits["gpu"] == SiteLimit(1, "QOSMaxSubmit…", 5.0 + SHORT_PROBE_S)
+
+
+def test_a_controller_that_does_not_answer_is_no_failure_of_a_job() -> None:
+    silent = decide([refused("a", Refusal.SILENCE)], 1, 5.0)
+    assert silent.losses["gpu"].in_a_row == 0 and not silent.submit
+    assert decide([], 1, 5.0 + SILENCE_S, silent.losses["gpu"]).submit == {"gpu": 1}
+
+
+@given(
+    st.integers(0, 5),
+    st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5), st.floats(1, 60)), min_size=1, max_size=40),
+)
+def test_under_any_limit_a_group_has_what_it_may_have(
+    minimum: int, moves: list[tuple[int, int, float]]
+) -> None:
+    """Jobs end, the limit of the site changes, and SLURM refuses what is over it."""
+    rules = {"gpu": replace(RULES["gpu"], minimum=minimum, lead_s=0.0)}
+    jobs: dict[str, JobRecord] = {}
+    before, now_s, number, asked = Review(), 0.0, 0, 0
+
+    def once(capacity: int) -> None:
+        nonlocal before, number, asked
+        seen = [each.joined(now_s) if each.job_id else each for each in jobs.values()]
+        before = review(seen, {"gpu": 5}, before.losses, before.limits, rules, now_s)
+        for gone in before.gone:
+            del jobs[gone.name]
+        for _ in range(before.submit.get("gpu", 0)):
+            name, number, asked = f"gpu-{number}", number + 1, asked + 1
+            room = len(jobs) - sum(each.refusal is not Refusal.NONE for each in jobs.values()) < capacity
+            jobs[name] = taken(name) if room else refused(name)
+
+    for capacity, ends, wait_s in moves:
+        now_s += wait_s
+        for name in list(jobs)[:ends]:
+            jobs[name] = jobs[name].observed(Observation(JobPhase.ENDED, "", planned=True), now_s)
+            jobs[name] = replace(jobs[name], leaving="scaled down")
+        once(capacity)
+        known = before.limits.get("gpu")
+        if known is None or known.jobs >= capacity:
+            once(capacity)
+            assert sum(not each.refusal for each in jobs.values()) >= capacity, "nothing delays it"
+    # The limit holds from now on: it is asked about seldom, and in the end all that it allows is there.
+    capacity, asked = moves[-1][0], 0
+    for _ in range(100):
+        now_s += 10.0
+        once(capacity)
+    assert sum(not each.refusal for each in jobs.values()) >= capacity
+    assert asked <= 5 + 1000.0 / SHORT_PROBE_S + 1
 
 
 def test_a_leaving_job_is_neither_cancelled_nor_counted() -> None:

@@ -13,6 +13,7 @@ from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.live.clusters.slurm.amounts import slurm_time
 from heddle_dask.live.clusters.slurm.job_script import submission_environment
 from heddle_dask.live.clusters.slurm.queue_parsing import (
+    NO_ANSWER,
     SQUEUE_FORMAT,
     job_id_of,
     observations,
@@ -28,8 +29,6 @@ _ANSWER_S = 60.0
 _NOT_INSTALLED = 127
 _TRIES = 3
 _PAUSE_S = 1.0
-# Of a controller that is busy or just being restarted: the same command works a moment later.
-_PASSING = ("Socket timed out", "Unable to contact slurm controller", "Zero Bytes were transmitted")
 
 
 class SlurmFailed(HeddleError):
@@ -65,7 +64,7 @@ class SlurmQueue:
         printed = f"{error}\n{out}"
         if code == _NOT_INSTALLED:
             raise BadInput(f"{error}, or use backend = 'local'")
-        if code and any(sign in error for sign in _PASSING):
+        if code and any(sign in error for sign in NO_ANSWER):
             raise BadInput(f"SLURM does not answer: {refusal(printed)}")
         if code and not only_busy(printed):
             raise BadInput(
@@ -134,7 +133,7 @@ class SlurmQueue:
             file.flush()
             for again in range(_TRIES):
                 code, out, error = await _run([*argv, file.name])
-                if not code or again == _TRIES - 1 or not any(sign in error for sign in _PASSING):
+                if not code or again == _TRIES - 1 or not any(sign in error for sign in NO_ANSWER):
                     return code, out, error
                 await asyncio.sleep(_PAUSE_S * 2**again)
         raise AssertionError("unreachable")

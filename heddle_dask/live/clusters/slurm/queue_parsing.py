@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 
-from heddle_dask.live.clusters.slurm.replacement import JobPhase, Observation
+from heddle_dask.live.clusters.slurm.replacement import JobPhase, Observation, Refusal
 
 SQUEUE_FORMAT = "%i|%T|%e|%r"
 
@@ -29,6 +29,11 @@ _NEVER = frozenset(
 )
 # One job alone is over (or under) what an association or a QOS allows a job or a node.
 _NEVER_PATTERN = re.compile(r"(Assoc|QOS)Max\w*(PerJob|PerNode)(Limit)?|QOSMin\w+")
+
+# A limit over the jobs of a user, an account or a partition.
+_LIMIT = re.compile(r"\b(?:Assoc|QOS|MaxSubmit|Partition)\w*Limit\b")
+# Of a controller that is busy or just being restarted: the same command works a moment later.
+NO_ANSWER = ("Socket timed out", "Unable to contact slurm controller", "Zero Bytes were transmitted")
 
 _PENDING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 _RUNNING = frozenset(
@@ -134,6 +139,20 @@ def refusal(printed: str) -> str:
 def only_busy(printed: str) -> bool:
     """Whether a refused ``sbatch --test-only`` only means that the nodes are in use now."""
     return "Requested nodes are busy" in printed
+
+
+def refusal_kind(printed: str) -> Refusal:
+    """Whether a submission was refused for a limit over several jobs, or because SLURM did not answer."""
+    if any(sign in printed for sign in NO_ANSWER):
+        return Refusal.SILENCE
+    over = [code for code in _LIMIT.findall(printed) if not can_never_start(code)]
+    return Refusal.LIMIT if over else Refusal.NONE
+
+
+def short_refusal(printed: str) -> str:
+    """The code of the limit in SLURM's words; all of them where there is none."""
+    found = _LIMIT.search(printed)
+    return found[0] if found is not None else one_line(printed)
 
 
 def one_line(text: str) -> str:

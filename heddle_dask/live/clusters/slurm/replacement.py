@@ -2,6 +2,10 @@
 
 A job is *present* from its submission until the queue says that it has ended. It *serves* unless it leaves, or its
 walltime ends so soon that its replacement has to be queued. All times are seconds on one monotonic clock.
+
+What SLURM does not take is no failure of a job. A limit of the site over several jobs, such as
+`QOSMaxSubmitJobPerUserLimit`, is the group's present capacity: below it jobs are replaced at once, and now and then one
+more is tried, since the limit may count jobs of others. A controller that does not answer is asked again soon.
 """
 
 from __future__ import annotations
@@ -14,8 +18,21 @@ from heddle_dask.live.wire.cluster_messages import WorkerLoad
 
 FIRST_DELAY_S = 2.0
 LONGEST_DELAY_S = 300.0
+PROBE_S, SHORT_PROBE_S = 300.0, 30.0
+"""One job more than a limit allowed is tried after so long: the second while the group is below its minimum, or below
+what the limit allowed before."""
+SILENCE_S = 10.0
+"""A controller that did not take a job, since it did not answer, is asked again after so long."""
 HEALTHY_S = 60.0
 """A job that has served so long was asked for in the right way: its group's failures are not in a row any more."""
+
+
+class Refusal(StrEnum):
+    """Why SLURM has not taken a job, where that says nothing about the job."""
+
+    NONE = ""
+    LIMIT = "limit"
+    SILENCE = "silence"
 
 
 class JobPhase(StrEnum):
@@ -40,6 +57,7 @@ class Observation:
     ends_s: float | None = None  # when its walltime ends; None where that is unknown
     # Whether an end was to be expected: the job left by itself, or its walltime has passed.
     planned: bool = False
+    refusal: Refusal = Refusal.NONE
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -53,6 +71,7 @@ class JobRecord:
     phase: JobPhase = JobPhase.SUBMITTED
     reason: str = ""
     planned: bool = False
+    refusal: Refusal = Refusal.NONE
     # `running_s`, `joined_s`, `seen_s`: when it was first seen running, when its workers had first joined, and when
     # they were last seen.
     running_s: float | None = None
@@ -90,6 +109,7 @@ class JobRecord:
             phase=seen.phase,
             reason=seen.reason,
             planned=seen.planned,
+            refusal=seen.refusal,
             running_s=began,
             ends_s=seen.ends_s if seen.ends_s is not None else self.ends_s,
         )
@@ -147,6 +167,10 @@ class Losses:
 
     def after_end(self, job: JobRecord, now_s: float) -> Losses:
         """These after the end of a job."""
+        if job.refusal is Refusal.LIMIT:
+            return self
+        if job.refusal is Refusal.SILENCE:
+            return replace(self, not_before_s=max(self.not_before_s, now_s + SILENCE_S))
         if job.leaving or (job.planned and job.healthy(now_s)):
             return self
         return self.after_failure(now_s)
@@ -158,12 +182,22 @@ class Losses:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupTimes:
-    """Times of a group's jobs."""
+class SiteLimit:
+    """Jobs of a group that the site's limits allow at present, and when one more is tried."""
+
+    jobs: int
+    reason: str
+    probe_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRules:
+    """The minimum of a group, and times of its jobs."""
 
     # Within this, from when a job runs, its workers must join; and come back, when they were away.
     start_timeout_s: float
     lead_s: float = 0.0  # so long before the end of a job's walltime its replacement is submitted
+    minimum: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,14 +209,17 @@ class Review:
     # `submit`, `surplus`: jobs to be submitted now, and jobs too many, by group.
     submit: Mapping[str, int] = field(default_factory=dict)
     surplus: Mapping[str, int] = field(default_factory=dict)
-    losses: Mapping[str, Losses] = field(default_factory=dict)  # of every group, for the next review
+    # `losses` of every group, `limits` of those that have met one, for the next review.
+    losses: Mapping[str, Losses] = field(default_factory=dict)
+    limits: Mapping[str, SiteLimit] = field(default_factory=dict)
 
 
 def review(
     jobs: Iterable[JobRecord],
     wanted: Mapping[str, int],
     losses: Mapping[str, Losses],
-    times: Mapping[str, GroupTimes],
+    limits: Mapping[str, SiteLimit],
+    rules: Mapping[str, GroupRules],
     now_s: float,
 ) -> Review:
     """Compare the jobs with the numbers that are wanted."""
@@ -195,24 +232,56 @@ def review(
             continue
         present.append(job)
         after[job.group] = after[job.group].with_health(job, now_s)
-        why = "" if job.leaving else reason_to_cancel(job, times[job.group], now_s)
+        why = "" if job.leaving else reason_to_cancel(job, rules[job.group], now_s)
         if why:
             cancel[job.name] = why
             after[job.group] = after[job.group].after_failure(now_s)
-    submit, surplus = {}, {}
+    submit, surplus, known = {}, {}, {}
     for group, number in wanted.items():
-        serving = sum(
-            job.group == group and job.name not in cancel and job.serves(times[group].lead_s, now_s)
-            for job in present
+        mine = [job for job in present if job.group == group and job.name not in cancel]
+        limit = _limit(
+            limits.get(group), mine, [job for job in gone if job.group == group], rules[group], now_s
         )
+        if limit is not None:
+            known[group] = limit
+        serving = sum(job.serves(rules[group].lead_s, now_s) for job in mine)
         if serving > number:
             surplus[group] = serving - number
         elif serving < number and now_s >= after[group].not_before_s:
-            submit[group] = number - serving
-    return Review(tuple(gone), cancel, submit, surplus, after)
+            more = _within(limit, number - serving, mine, now_s)
+            if more > 0:
+                submit[group] = more
+    return Review(tuple(gone), cancel, submit, surplus, after, known)
 
 
-def reason_to_cancel(job: JobRecord, times: GroupTimes, now_s: float) -> str:
+def _limit(
+    before: SiteLimit | None,
+    present: Sequence[JobRecord],
+    gone: Sequence[JobRecord],
+    rules: GroupRules,
+    now_s: float,
+) -> SiteLimit | None:
+    """The limit that a group has met; None: none, or it has more jobs than that by now."""
+    taken = sum(bool(job.job_id) for job in present)
+    refused = next((job for job in gone if job.refusal is Refusal.LIMIT), None)
+    if refused is None:
+        return before if before is not None and taken <= before.jobs else None
+    fallen = before is not None and taken < before.jobs
+    again_s = SHORT_PROBE_S if fallen or taken < rules.minimum else PROBE_S
+    return SiteLimit(taken, refused.reason, now_s + again_s)
+
+
+def _within(limit: SiteLimit | None, number: int, present: Sequence[JobRecord], now_s: float) -> int:
+    """How many of that number of jobs more are submitted now."""
+    if limit is None:
+        return number
+    if len(present) < limit.jobs:
+        return min(number, limit.jobs - len(present))
+    answered = all(job.job_id for job in present)
+    return int(answered and now_s >= limit.probe_s)
+
+
+def reason_to_cancel(job: JobRecord, times: GroupRules, now_s: float) -> str:
     """Why a job cannot come to serve; empty: it may. Time in the queue does not count."""
     if job.phase is JobPhase.REFUSED:
         return f"it can never start: {job.reason}"

@@ -14,14 +14,17 @@ from heddle_dask.live.clusters.local import SupervisedCluster
 from heddle_dask.live.clusters.slurm.job_table import JobTable, worker_names
 from heddle_dask.live.clusters.slurm.jobs import LocalGroupJob
 from heddle_dask.live.clusters.slurm.queue import SlurmFailed, SlurmQueue
+from heddle_dask.live.clusters.slurm.queue_parsing import refusal_kind, short_refusal
 from heddle_dask.live.clusters.slurm.replacement import (
     QUEUED,
-    GroupTimes,
+    GroupRules,
     JobPhase,
     JobRecord,
     Losses,
     Observation,
+    Refusal,
     Review,
+    SiteLimit,
     review,
     to_retire,
 )
@@ -66,6 +69,7 @@ class Tending:
         self.wanted = {name: group.first for name, group in plan.groups.items()}  # jobs of each group
         self.table = JobTable(plan)
         self._losses: Mapping[str, Losses] = {}
+        self._limits: Mapping[str, SiteLimit] = {}
         # What the plan asks for at the start holds as long as what the demand has asked for.
         self._scaling = ScalingState({name: Held(number) for name, number in self.wanted.items()})
         # The longest time from a submission to the last of the job's workers, by group.
@@ -146,9 +150,11 @@ class Tending:
         self._tell_joined(joined)
         if self._adaptive:
             self._follow(demand, now_s)
-        times = {name: self._times(group) for name, group in self._plan.groups.items()}
-        decided = review(self.table.present.values(), self.wanted, self._losses, times, now_s)
-        self._losses = decided.losses
+        rules = {name: self._rules(group) for name, group in self._plan.groups.items()}
+        jobs = self.table.present.values()
+        decided = review(jobs, self.wanted, self._losses, self._limits, rules, now_s)
+        self._tell_limits(decided.limits, now_s)
+        self._losses, self._limits = decided.losses, decided.limits
         await self._apply(decided, loads, now_s)
         await self._close_late(loads)
 
@@ -162,7 +168,13 @@ class Tending:
                     self._with_walltime(replace(record, job_id=job.job_id), job.observation(), now_s)
                 )
             elif job is not None and job.refused:
-                refused = Observation(JobPhase.ENDED, f"SLURM refuses it: {job.refused}")
+                kind = refusal_kind(job.refused)
+                why = (
+                    short_refusal(job.refused)
+                    if kind is Refusal.LIMIT
+                    else f"SLURM refuses it: {job.refused}"
+                )
+                refused = Observation(JobPhase.ENDED, why, refusal=kind)
                 self.table.put(record.observed(refused, now_s))
             elif job is not None and job.job_id:
                 self.table.put(replace(record, job_id=job.job_id))
@@ -204,15 +216,30 @@ class Tending:
         units = group.engines if group.role == "rollout" else group.tool_cpus
         return GroupSize(group.name, group.role, units, group.minimum, group.most, stuck)
 
-    def _times(self, group: WorkerGroup) -> GroupTimes:
+    def _rules(self, group: WorkerGroup) -> GroupRules:
         took_s = max(_TAKES_S, self._took_s.get(group.name, 0.0))
-        return GroupTimes(group.start_timeout_s, group.drain_s + min(took_s, group.start_timeout_s))
+        lead_s = group.drain_s + min(took_s, group.start_timeout_s)
+        return GroupRules(group.start_timeout_s, lead_s, group.minimum)
+
+    def _tell_limits(self, limits: Mapping[str, SiteLimit], now_s: float) -> None:
+        """A limit that is new, or another number than before, is told once."""
+        for group, limit in limits.items():
+            before = self._limits.get(group)
+            if before is not None and before.jobs == limit.jobs:
+                continue
+            told = f"{group}: SLURM takes {limit.jobs} jobs at present ({limit.reason})"
+            self._note(f"{told}; one more is tried in {limit.probe_s - now_s:.0f} s")
+            if limit.jobs < self._plan.groups[group].minimum:
+                self.table.failed(told)
 
     # -- what is done ------------------------------------------------------------------------------
 
     async def _apply(self, decided: Review, loads: Mapping[str, WorkerLoad], now_s: float) -> None:
         closing = [job.name for job in decided.gone]
         for job in decided.gone:
+            if job.refusal is Refusal.LIMIT:
+                self.table.forget(job)
+                continue  # told with the limit
             told = f"{job.name} is gone: {job.reason}"
             if not (job.leaving or job.planned):
                 self.table.failed(f"{job.name}: {job.reason}")
@@ -226,7 +253,7 @@ class Tending:
             self.table.forget(replace(job, leaving=reason))
             closing.append(name)
         for group, number in decided.surplus.items():
-            lead_s = self._times(self._plan.groups[group]).lead_s
+            lead_s = self._rules(self._plan.groups[group]).lead_s
             serving = [job for job in self.table.of_group(group) if job.serves(lead_s, now_s)]
             for job in to_retire(serving, loads, number):
                 if self._let_go(job, loads.get(job.name)):
