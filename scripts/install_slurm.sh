@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs the SLURM daemons of the tests (Debian's slurm-wlm and munge), unless they are there.
+# Installs the SLURM daemons of the tests (Debian's slurm-wlm, munge, and slurmdbd with MariaDB), unless they are there.
 # Exit code 3 and one line when it cannot: no Debian, no root, or no packages.
 set -u
 PATH="$PATH:/usr/sbin:/sbin"
@@ -10,7 +10,7 @@ refuse() {
 }
 
 missing() {
-  for program in munged slurmctld slurmd sbatch setpriv; do
+  for program in munged slurmctld slurmd sbatch setpriv slurmdbd mariadbd mariadb-install-db; do
     command -v "$program" >/dev/null 2>&1 || return 0
   done
   return 1
@@ -24,9 +24,9 @@ export DEBIAN_FRONTEND=noninteractive
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 install() {
-  apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=300 slurm-wlm munge >"$log" 2>&1
+  apt-get install -y --no-install-recommends -o DPkg::Lock::Timeout=300 slurm-wlm munge slurmdbd mariadb-server >"$log" 2>&1
 }
 # The lists of a fresh machine are empty, those of an old one name versions that are gone.
 install || { apt-get update -qq >>"$log" 2>&1 && install; } || refuse "$(tail -n 1 "$log")"
-missing && refuse "slurm-wlm and munge are installed, but a daemon is not in PATH"
+missing && refuse "the packages are installed, but a daemon is not in PATH"
 echo "installed: $(slurmctld -V), munge"

@@ -29,7 +29,7 @@ def slurm_daemons() -> Iterator[Lab]:
     if missing := missing_daemons():
         pytest.skip(f"{', '.join(missing)} not installed: scripts/install_slurm.sh")
     before = {name: os.environ.get(name) for name in ("SLURM_CONF", "PATH")}
-    with running_lab() as lab:
+    with running_lab(accounting=True) as lab:
         os.environ.update(SLURM_CONF=str(lab.conf), PATH=SEARCH)
         yield lab
         for name, value in before.items():

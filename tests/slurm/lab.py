@@ -24,6 +24,16 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from slurm.accounting import (
+    ACCOUNTING_DAEMONS,
+    account_commands,
+    accounting_conf,
+    database_command,
+    write_slurmdbd_conf,
+)
+
+NO_ACCOUNTING = "AccountingStorageType=accounting_storage/none"
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
 # Debian has the daemons in /usr/sbin, which is not in every user's PATH.
 SEARCH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
@@ -76,7 +86,7 @@ PARTITIONS = (
 )
 
 
-def slurm_conf(root: Path, host: str, ports: list[int]) -> str:
+def slurm_conf(root: Path, host: str, ports: list[int], accounting: str) -> str:
     """Return the text of slurm.conf; `ports` has that of slurmctld first, then one for each node."""
     # The periods are short, since a test waits for them: scheduling every 2 s, end of a cancelled job after 5 s.
     settings = f"""
@@ -98,7 +108,7 @@ SlurmdSpoolDir={root}/spool/%n
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 JobAcctGatherType=jobacct_gather/none
-AccountingStorageType=accounting_storage/none
+{accounting.strip()}
 SwitchType=switch/none
 MpiDefault=none
 SelectType=select/cons_tres
@@ -147,7 +157,7 @@ def free_ports(count: int) -> list[int]:
 
 def missing_daemons() -> list[str]:
     """Return the programs that are not installed: `scripts/install_slurm.sh` installs them."""
-    return [name for name in DAEMONS if shutil.which(name, path=SEARCH) is None]
+    return [name for name in (*DAEMONS, *ACCOUNTING_DAEMONS) if shutil.which(name, path=SEARCH) is None]
 
 
 @dataclass
@@ -155,6 +165,7 @@ class Lab:
     """A running SLURM: where its configuration is, and what a test asks it."""
 
     root: Path
+    accounting: bool = False
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _owned: int = -1
 
@@ -165,7 +176,8 @@ class Lab:
     @property
     def environ(self) -> dict[str, str]:
         """The environment in which SLURM's commands speak to this lab."""
-        return {**os.environ, "SLURM_CONF": str(self.conf), "PATH": SEARCH}
+        database = f"{self.root}/database.socket"
+        return {**os.environ, "SLURM_CONF": str(self.conf), "PATH": SEARCH, "MYSQL_UNIX_PORT": database}
 
     def run(self, *command: str, check: bool = True) -> str:
         """Run one of SLURM's commands and return its stdout."""
@@ -265,8 +277,9 @@ class Lab:
             os.mknod(
                 self.root / "devices" / f"gpu{number}", stat.S_IFCHR | 0o666, os.stat(os.devnull).st_rdev
             )
-        ports = free_ports(1 + len(NODES))
-        self.conf.write_text(slurm_conf(self.root, socket.gethostname().split(".")[0], ports))
+        *ports, accounts_port = free_ports(2 + len(NODES))
+        storage = accounting_conf(self.root, accounts_port) if self.accounting else NO_ACCOUNTING
+        self.conf.write_text(slurm_conf(self.root, socket.gethostname().split(".")[0], ports, storage))
         (self.root / "gres.conf").write_text(gres_conf(self.root))
         key = self.root / "munge.key"
         key.write_bytes(secrets.token_bytes(64))
@@ -274,11 +287,27 @@ class Lab:
         files = [f"--{name}-file={self.root}/munge.{name}" for name in ("key", "pid", "seed")]
         self._daemon("munged", "--foreground", f"--socket={self.root}/munge.socket", *files)
         wait_for(lambda: (self.root / "munge.socket").exists(), START_S, "munged does not start")
+        if self.accounting:
+            self._start_accounting(accounts_port)
         self._daemon("slurmctld", "-D", "-f", str(self.conf))
         for node in NODES:
             (self.root / "spool" / node.name).mkdir(exist_ok=True)
             self._daemon("slurmd", "-D", "-f", str(self.conf), "-N", node.name)
         wait_for(self._nodes_are_idle, START_S, "the nodes do not come up")
+
+    def _start_accounting(self, port: int) -> None:
+        self._daemon(*database_command(self.root, SEARCH))
+        wait_for((self.root / "database.socket").exists, START_S, "the database does not start")
+        write_slurmdbd_conf(self.root, port)
+        self._daemon("slurmdbd", "-D")
+        answers = ("sacctmgr", "--noheader", "list", "cluster")
+        wait_for(
+            lambda: not subprocess.run(answers, env=self.environ, capture_output=True).returncode,
+            START_S,
+            "slurmdbd does not answer",
+        )
+        for command in account_commands():
+            self.run(*command)
 
     def _nodes_are_idle(self) -> bool:
         if any(process.poll() is not None for process in self.processes):
@@ -332,13 +361,19 @@ def wait_for(condition: Callable[[], bool], seconds: float, otherwise: str) -> N
 
 
 @contextmanager
-def running_lab() -> Iterator[Lab]:
-    """Start a lab in a directory of its own and end it with everything that ran in it."""
+def running_lab(*, accounting: bool = False) -> Iterator[Lab]:
+    """Start a lab in a directory of its own and end it with everything that ran in it.
+
+    Parameters
+    ----------
+    accounting
+        With accounts and limits (`slurm.accounting`), which are enforced.
+    """
     clear_abandoned()
     for attempt in range(ATTEMPTS):
         # Short: munge's socket has to fit into 107 characters.
         with tempfile.TemporaryDirectory(prefix=PREFIX, dir=PLACE, ignore_cleanup_errors=True) as directory:
-            lab = Lab(Path(directory))
+            lab = Lab(Path(directory), accounting)
             try:
                 lab._start()
             except LabFailed as failure:
@@ -363,7 +398,7 @@ def main(command: list[str]) -> int:
     # Also where a script has started it in the background, with SIGINT ignored.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.default_int_handler)
-    with running_lab() as lab, contextlib.suppress(KeyboardInterrupt):
+    with running_lab(accounting=True) as lab, contextlib.suppress(KeyboardInterrupt):
         if command:
             return subprocess.run(command, env=lab.environ).returncode
         print(lab.run("sinfo"), end="")

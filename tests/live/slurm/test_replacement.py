@@ -19,8 +19,8 @@ from heddle_dask.live.clusters.slurm.replacement import (
     JobPhase,
     JobRecord,
     Losses,
+    NotTaken,
     Observation,
-    Refusal,
     Review,
     SiteLimit,
     job_load,
@@ -136,7 +136,7 @@ def test_a_job_that_can_never_start_is_cancelled_with_slurms_reason() -> None:
     assert decide([refused], 1, 5.0).cancel == {"gpu-0": "it can never start: PartitionTimeLimit"}
 
 
-def refused(name: str, kind: Refusal = Refusal.LIMIT) -> JobRecord:
+def refused(name: str, kind: NotTaken = NotTaken.LIMIT) -> JobRecord:
     return job(name).observed(Observation(JobPhase.ENDED, "QOSMaxSubmit…", refusal=kind), 5.0)
 
 
@@ -183,7 +183,7 @@ def test_below_the_minimum_or_an_earlier_limit_it_is_tried_again_soon() -> None:
 
 
 def test_a_controller_that_does_not_answer_is_no_failure_of_a_job() -> None:
-    silent = decide([refused("a", Refusal.SILENCE)], 1, 5.0)
+    silent = decide([refused("a", NotTaken.SILENCE)], 1, 5.0)
     assert silent.losses["gpu"].in_a_row == 0 and not silent.submit
     assert decide([], 1, 5.0 + SILENCE_S, silent.losses["gpu"]).submit == {"gpu": 1}
 
@@ -208,7 +208,7 @@ def test_under_any_limit_a_group_has_what_it_may_have(
             del jobs[gone.name]
         for _ in range(before.submit.get("gpu", 0)):
             name, number, asked = f"gpu-{number}", number + 1, asked + 1
-            room = len(jobs) - sum(each.refusal is not Refusal.NONE for each in jobs.values()) < capacity
+            room = len(jobs) - sum(each.refusal is not NotTaken.NONE for each in jobs.values()) < capacity
             jobs[name] = taken(name) if room else refused(name)
 
     for capacity, ends, wait_s in moves:

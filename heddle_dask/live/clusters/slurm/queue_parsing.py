@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping
 
-from heddle_dask.live.clusters.slurm.replacement import JobPhase, Observation, Refusal
+from heddle_dask.live.clusters.slurm.replacement import JobPhase, NotTaken, Observation
 
 SQUEUE_FORMAT = "%i|%T|%e|%r"
 
@@ -141,12 +141,12 @@ def only_busy(printed: str) -> bool:
     return "Requested nodes are busy" in printed
 
 
-def refusal_kind(printed: str) -> Refusal:
+def refusal_kind(printed: str) -> NotTaken:
     """Whether a submission was refused for a limit over several jobs, or because SLURM did not answer."""
     if any(sign in printed for sign in NO_ANSWER):
-        return Refusal.SILENCE
+        return NotTaken.SILENCE
     over = [code for code in _LIMIT.findall(printed) if not can_never_start(code)]
-    return Refusal.LIMIT if over else Refusal.NONE
+    return NotTaken.LIMIT if over else NotTaken.NONE
 
 
 def short_refusal(printed: str) -> str:

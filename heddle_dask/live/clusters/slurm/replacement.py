@@ -27,7 +27,7 @@ HEALTHY_S = 60.0
 """A job that has served so long was asked for in the right way: its group's failures are not in a row any more."""
 
 
-class Refusal(StrEnum):
+class NotTaken(StrEnum):
     """Why SLURM has not taken a job, where that says nothing about the job."""
 
     NONE = ""
@@ -57,7 +57,7 @@ class Observation:
     ends_s: float | None = None  # when its walltime ends; None where that is unknown
     # Whether an end was to be expected: the job left by itself, or its walltime has passed.
     planned: bool = False
-    refusal: Refusal = Refusal.NONE
+    refusal: NotTaken = NotTaken.NONE
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -71,7 +71,7 @@ class JobRecord:
     phase: JobPhase = JobPhase.SUBMITTED
     reason: str = ""
     planned: bool = False
-    refusal: Refusal = Refusal.NONE
+    refusal: NotTaken = NotTaken.NONE
     # `running_s`, `joined_s`, `seen_s`: when it was first seen running, when its workers had first joined, and when
     # they were last seen.
     running_s: float | None = None
@@ -167,9 +167,9 @@ class Losses:
 
     def after_end(self, job: JobRecord, now_s: float) -> Losses:
         """These after the end of a job."""
-        if job.refusal is Refusal.LIMIT:
+        if job.refusal is NotTaken.LIMIT:
             return self
-        if job.refusal is Refusal.SILENCE:
+        if job.refusal is NotTaken.SILENCE:
             return replace(self, not_before_s=max(self.not_before_s, now_s + SILENCE_S))
         if job.leaving or (job.planned and job.healthy(now_s)):
             return self
@@ -263,7 +263,7 @@ def _limit(
 ) -> SiteLimit | None:
     """The limit that a group has met; None: none, or it has more jobs than that by now."""
     taken = sum(bool(job.job_id) for job in present)
-    refused = next((job for job in gone if job.refusal is Refusal.LIMIT), None)
+    refused = next((job for job in gone if job.refusal is NotTaken.LIMIT), None)
     if refused is None:
         return before if before is not None and taken <= before.jobs else None
     fallen = before is not None and taken < before.jobs

@@ -21,8 +21,8 @@ from heddle_dask.live.clusters.slurm.replacement import (
     JobPhase,
     JobRecord,
     Losses,
+    NotTaken,
     Observation,
-    Refusal,
     Review,
     SiteLimit,
     review,
@@ -171,7 +171,7 @@ class Tending:
                 kind = refusal_kind(job.refused)
                 why = (
                     short_refusal(job.refused)
-                    if kind is Refusal.LIMIT
+                    if kind is NotTaken.LIMIT
                     else f"SLURM refuses it: {job.refused}"
                 )
                 refused = Observation(JobPhase.ENDED, why, refusal=kind)
@@ -237,7 +237,7 @@ class Tending:
     async def _apply(self, decided: Review, loads: Mapping[str, WorkerLoad], now_s: float) -> None:
         closing = [job.name for job in decided.gone]
         for job in decided.gone:
-            if job.refusal is Refusal.LIMIT:
+            if job.refusal is NotTaken.LIMIT:
                 self.table.forget(job)
                 continue  # told with the limit
             told = f"{job.name} is gone: {job.reason}"
