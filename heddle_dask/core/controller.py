@@ -133,8 +133,11 @@ class Controller:
             controller does not catch them.
         """
         self.state.at = event.at
+        stale_before = self.state.stale_events
         commands = self._handlers[type(event)](event)
-        commands = [*commands, *self.stealing.take(event.at), *self.held.send(event.at)]
+        if self.state.stale_events == stale_before:
+            commands = [*commands, *self.stealing.take(event.at)]
+        commands = [*commands, *self.held.send(event.at)]
         if self.state.draining:
             commands = [*commands, *self.drains.release_empty()]
         return commands

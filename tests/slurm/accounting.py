@@ -1,4 +1,4 @@
-"""Accounts and limits of a lab: slurmdbd over a MariaDB of its own, which listens on a socket in the lab's directory."""
+"""Accounts and limits of a lab: slurmdbd over a MariaDB of its own, which listens on a socket in the directory."""
 
 from __future__ import annotations
 

@@ -104,6 +104,36 @@ def test_jobs_that_are_cancelled_or_killed_in_a_step_are_replaced_and_nothing_fa
     assert len([copy for copy in staged.iterdir() if copy.is_dir()]) == 1
 
 
+def test_a_limit_of_the_site_is_the_present_maximum_and_delays_no_replacement(
+    slurm: Lab, tmp_path: Path, model_dir: str
+) -> None:
+    """The QOS `two` takes two jobs of a user."""
+    path = write_cluster_file(tmp_path, gpu='minimum = 1\nmaximum = 4\nqos = "two"', cpu="")
+    told: list[str] = []
+
+    async def body() -> None:
+        async with (
+            SlurmCluster(path, asynchronous=True, rule=EAGER, on_event=told.append) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            rolling = asyncio.create_task(roll(client, model_dir, 40, steps=4, tokens=60))
+            await until(lambda: len(workers(cluster, "gpu")) == 2)
+            await until(lambda: any("takes 2 jobs" in line for line in told))
+            running = {job.name: job.job_id for job in cluster.jobs() if job.group == "gpu"}
+            (victim,) = [name for name in running if name == "gpu-0"]
+            slurm.run("scancel", running[victim])
+            await until(lambda: victim not in workers(cluster, "gpu") and len(workers(cluster, "gpu")) == 2)
+            await rolling
+
+    run(body())
+    said = [line for line in told if "QOSMaxSubmitJobPerUserLimit" in line]
+    assert len(said) == 1 and len(said[0]) < 120, said
+    assert said[0].startswith(
+        "gpu: SLURM takes 2 jobs at present (QOSMaxSubmitJobPerUserLimit); one more is tried in "
+    )
+    assert not any("failure 2 in a row" in line for line in told), told
+
+
 def test_a_group_whose_jobs_wait_says_why_and_does_not_hold_up_the_others(
     slurm: Lab, tmp_path: Path, model_dir: str
 ) -> None:
