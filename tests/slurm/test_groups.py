@@ -116,7 +116,7 @@ def test_a_limit_of_the_site_is_the_present_maximum_and_delays_no_replacement(
             SlurmCluster(path, asynchronous=True, rule=EAGER, on_event=told.append) as cluster,
             Client(cluster, asynchronous=True) as client,
         ):
-            rolling = asyncio.create_task(roll(client, model_dir, 40, steps=4, tokens=60))
+            rolling = asyncio.create_task(roll(client, model_dir, 24, steps=4, tokens=60))
             await until(lambda: len(workers(cluster, "gpu")) == 2)
             await until(lambda: any("takes 2 jobs" in line for line in told))
             running = {job.name: job.job_id for job in cluster.jobs() if job.group == "gpu"}
