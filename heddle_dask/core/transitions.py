@@ -28,7 +28,7 @@ Coupling, in one place:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import Enum
 from typing import Any, Final, Generic, TypeVar
 
@@ -207,23 +207,34 @@ E = TypeVar("E", bound=Enum)
 
 
 class Machine(Generic[S, E]):
-    """A named, total transition table.
+    """A named transition table. What a state does not name is late, or cannot happen.
 
-    Raises
-    ------
-    ValueError
-        At construction, if a state lacks a row or a row lacks an event.
+    Parameters
+    ----------
+    late
+        Events that come late where they change nothing; the others can then not happen.
+    rows
+        What happens in a state, by event.
+    over
+        States in which every event is late.
     """
 
     def __init__(
-        self, name: str, states: type[S], events: type[E], rows: Mapping[S, Mapping[E, S | Mark]]
+        self,
+        name: str,
+        states: type[S],
+        events: type[E],
+        *,
+        late: Collection[E],
+        rows: Mapping[S, Mapping[E, S | Mark]],
+        over: Collection[S] = (),
     ) -> None:
         self.name = name
-        self.rows = rows
-        for state in states:
-            missing = [event.name for event in events if event not in rows.get(state, {})]
-            if missing:
-                raise ValueError(f"{name}: state {state.name} has no cell for {', '.join(missing)}")
+        otherwise: dict[E, S | Mark] = {event: LATE if event in late else NEVER for event in events}
+        self.rows = {
+            state: dict.fromkeys(events, LATE) if state in over else {**otherwise, **rows[state]}
+            for state in states
+        }
 
     def next_state(self, state: S, event: E, history: str = "") -> S | None:
         """The state after `event`, or None when the event is stale and to be ignored.
@@ -246,46 +257,29 @@ TRAJECTORY: Final[Machine[TrajectoryState, TrajectoryEvent]] = Machine(
     "trajectory",
     TrajectoryState,
     TrajectoryEvent,
-    {
+    late=(TE.STARTED, TE.STEP_ENDED),
+    rows={
         T.SUBMITTED: {
             TE.ADMITTED: T.THINKING,
-            TE.STEP_REQUESTED: NEVER,
-            TE.PLACED: NEVER,
             TE.STARTED: NEVER,
             TE.STEP_ENDED: NEVER,
-            TE.STRANDED: NEVER,
-            TE.ACTION_REQUESTED: NEVER,
-            TE.LAST_ACTION_ENDED: NEVER,
-            TE.PROGRAM_ENDED: NEVER,
             TE.ENDED: T.ENDED,
         },
         T.THINKING: {
-            TE.ADMITTED: NEVER,
             TE.STEP_REQUESTED: T.WAITING,
-            TE.PLACED: NEVER,
-            TE.STARTED: LATE,
-            TE.STEP_ENDED: LATE,
-            TE.STRANDED: NEVER,
             TE.ACTION_REQUESTED: T.ACTING,
             TE.LAST_ACTION_ENDED: T.THINKING,  # of an action concurrent with a step
             TE.PROGRAM_ENDED: T.SCORING,
             TE.ENDED: T.ENDED,
         },
         T.WAITING: {
-            TE.ADMITTED: NEVER,
-            TE.STEP_REQUESTED: NEVER,
             TE.PLACED: T.QUEUED,
-            TE.STARTED: LATE,
-            TE.STEP_ENDED: LATE,
-            TE.STRANDED: NEVER,
             TE.ACTION_REQUESTED: T.WAITING,
             TE.LAST_ACTION_ENDED: T.WAITING,
             TE.PROGRAM_ENDED: T.SCORING,
             TE.ENDED: T.ENDED,
         },
         T.QUEUED: {
-            TE.ADMITTED: NEVER,
-            TE.STEP_REQUESTED: NEVER,
             TE.PLACED: T.QUEUED,
             TE.STARTED: T.GENERATING,
             TE.STEP_ENDED: T.THINKING,
@@ -296,10 +290,6 @@ TRAJECTORY: Final[Machine[TrajectoryState, TrajectoryEvent]] = Machine(
             TE.ENDED: T.ENDED,
         },
         T.GENERATING: {
-            TE.ADMITTED: NEVER,
-            TE.STEP_REQUESTED: NEVER,
-            TE.PLACED: NEVER,
-            TE.STARTED: LATE,
             TE.STEP_ENDED: T.THINKING,
             TE.STRANDED: T.WAITING,
             TE.ACTION_REQUESTED: T.GENERATING,
@@ -308,31 +298,21 @@ TRAJECTORY: Final[Machine[TrajectoryState, TrajectoryEvent]] = Machine(
             TE.ENDED: T.ENDED,
         },
         T.ACTING: {
-            TE.ADMITTED: NEVER,
             TE.STEP_REQUESTED: T.WAITING,
-            TE.PLACED: NEVER,
-            TE.STARTED: LATE,
-            TE.STEP_ENDED: LATE,
-            TE.STRANDED: NEVER,
             TE.ACTION_REQUESTED: T.ACTING,
             TE.LAST_ACTION_ENDED: T.THINKING,
             TE.PROGRAM_ENDED: T.SCORING,
             TE.ENDED: T.ENDED,
         },
         T.SCORING: {
-            TE.ADMITTED: NEVER,
             TE.STEP_REQUESTED: LATE,
-            TE.PLACED: NEVER,
-            TE.STARTED: LATE,
-            TE.STEP_ENDED: LATE,
-            TE.STRANDED: NEVER,
             TE.ACTION_REQUESTED: T.SCORING,
             TE.LAST_ACTION_ENDED: T.SCORING,
             TE.PROGRAM_ENDED: LATE,
             TE.ENDED: T.ENDED,
         },
-        T.ENDED: {event: LATE for event in TE},
     },
+    over=(T.ENDED,),
 )
 
 K, KE = KvState, KvEvent
@@ -340,26 +320,18 @@ KV: Final[Machine[KvState, KvEvent]] = Machine(
     "kv cache",
     KvState,
     KvEvent,
-    {
+    late=(KE.MOVE_ENDED, KE.MOVE_FAILED, KE.ENGINE_LOST, KE.DROPPED),
+    rows={
         K.ABSENT: {
             KE.WRITTEN: K.RESIDENT,
-            KE.MOVE_STARTED: NEVER,
-            KE.MOVE_ENDED: LATE,
-            KE.MOVE_FAILED: LATE,
-            KE.ENGINE_LOST: LATE,
-            KE.DROPPED: LATE,
         },
         K.RESIDENT: {
             KE.WRITTEN: K.RESIDENT,
             KE.MOVE_STARTED: K.MOVING,
-            KE.MOVE_ENDED: LATE,
-            KE.MOVE_FAILED: LATE,
             KE.ENGINE_LOST: K.LOST,
             KE.DROPPED: K.ABSENT,
         },
         K.MOVING: {
-            KE.WRITTEN: NEVER,
-            KE.MOVE_STARTED: NEVER,
             KE.MOVE_ENDED: K.RESIDENT,
             KE.MOVE_FAILED: K.RESIDENT,
             KE.ENGINE_LOST: K.LOST,
@@ -367,10 +339,6 @@ KV: Final[Machine[KvState, KvEvent]] = Machine(
         },
         K.LOST: {
             KE.WRITTEN: K.RESIDENT,
-            KE.MOVE_STARTED: NEVER,
-            KE.MOVE_ENDED: LATE,
-            KE.MOVE_FAILED: LATE,
-            KE.ENGINE_LOST: LATE,
             KE.DROPPED: K.ABSENT,
         },
     },
@@ -381,37 +349,27 @@ ENGINE: Final[Machine[EngineState, EngineEvent]] = Machine(
     "engine",
     EngineState,
     EngineEvent,
-    {
+    late=(GE.DRAIN_ORDERED,),
+    rows={
         G.READY: {
             GE.JOINED_BEHIND: G.LOADING,
-            GE.LOADED: NEVER,
             GE.DRAIN_ORDERED: G.DRAINING,
-            GE.EMPTIED: NEVER,
             GE.LOST: G.LOST,
         },
         G.LOADING: {
-            GE.JOINED_BEHIND: NEVER,
             GE.LOADED: G.READY,
             GE.DRAIN_ORDERED: G.DRAINING,
-            GE.EMPTIED: NEVER,
             GE.LOST: G.LOST,
         },
         G.DRAINING: {
-            GE.JOINED_BEHIND: NEVER,
-            GE.LOADED: NEVER,
-            GE.DRAIN_ORDERED: LATE,
             GE.EMPTIED: G.DRAINED,
             GE.LOST: G.LOST,
         },
         G.DRAINED: {
-            GE.JOINED_BEHIND: NEVER,
-            GE.LOADED: NEVER,
-            GE.DRAIN_ORDERED: LATE,
-            GE.EMPTIED: NEVER,
             GE.LOST: G.LOST,
         },
-        G.LOST: {event: LATE for event in GE},
     },
+    over=(G.LOST,),
 )
 
 A, AE = ActionState, ActionEvent
@@ -419,33 +377,26 @@ ACTION: Final[Machine[ActionState, ActionEvent]] = Machine(
     "action",
     ActionState,
     ActionEvent,
-    {
+    late=(AE.FINISHED,),
+    rows={
         A.WAITING: {
             AE.GRANTED: A.LOADING,
-            AE.LOAD_FAILED: NEVER,
             AE.STARTED: A.RUNNING,
-            AE.FINISHED: LATE,
-            AE.HOST_LOST: NEVER,
             AE.CANCELLED: A.ENDED,
         },
         A.LOADING: {
-            AE.GRANTED: NEVER,
             AE.LOAD_FAILED: A.WAITING,
             AE.STARTED: A.RUNNING,
-            AE.FINISHED: LATE,
             AE.HOST_LOST: A.WAITING,
             AE.CANCELLED: A.ENDED,
         },
         A.RUNNING: {
-            AE.GRANTED: NEVER,
-            AE.LOAD_FAILED: NEVER,
-            AE.STARTED: NEVER,
             AE.FINISHED: A.ENDED,
             AE.HOST_LOST: A.WAITING,
             AE.CANCELLED: A.RUNNING,  # occupies its CPUs until the host reports its end
         },
-        A.ENDED: {event: LATE for event in AE},
     },
+    over=(A.ENDED,),
 )
 
 B, BE = BreakerState, BreakerEvent
@@ -453,24 +404,21 @@ BREAKER: Final[Machine[BreakerState, BreakerEvent]] = Machine(
     "circuit breaker",
     BreakerState,
     BreakerEvent,
-    {
+    late=(BE.SUCCEEDED, BE.FAILED, BE.FAILED_TOO_OFTEN),
+    rows={
         B.CLOSED: {
             BE.SUCCEEDED: B.CLOSED,
             BE.FAILED: B.CLOSED,
             BE.FAILED_TOO_OFTEN: B.OPEN,
-            BE.COOLED: NEVER,
         },
         B.OPEN: {
-            BE.SUCCEEDED: LATE,  # of a call that began before
-            BE.FAILED: LATE,
-            BE.FAILED_TOO_OFTEN: LATE,
             BE.COOLED: B.HALF_OPEN,
+            # a success is of a call that began before
         },
         B.HALF_OPEN: {
             BE.SUCCEEDED: B.CLOSED,
             BE.FAILED: B.OPEN,
             BE.FAILED_TOO_OFTEN: B.OPEN,
-            BE.COOLED: NEVER,
         },
     },
 )
@@ -480,54 +428,31 @@ COPY: Final[Machine[CopyState, CopyEvent]] = Machine(
     "service copy",
     CopyState,
     CopyEvent,
-    {
+    late=(CE.LOADED, CE.LOAD_FAILED, CE.EVICTED, CE.LOST),
+    rows={
         C.CLEARING: {
             CE.ROOM_MADE: C.LOADING,
-            CE.LOADED: LATE,
-            CE.LOAD_FAILED: LATE,
-            CE.EVICT_ORDERED: NEVER,
-            CE.EVICTED: LATE,
-            CE.LOST: LATE,
             CE.UNUSED: C.GONE,
         },
         C.LOADING: {
-            CE.ROOM_MADE: NEVER,
             CE.LOADED: C.RESIDENT,
             CE.LOAD_FAILED: C.GONE,
-            CE.EVICT_ORDERED: NEVER,
-            CE.EVICTED: LATE,
-            CE.LOST: LATE,  # a copy that dies while it is loaded is a failed load
-            CE.UNUSED: NEVER,
+            # its death while it is loaded is a failed load
         },
         C.RESIDENT: {
-            CE.ROOM_MADE: NEVER,
-            CE.LOADED: LATE,
-            CE.LOAD_FAILED: LATE,
             CE.EVICT_ORDERED: C.EVICTING,
-            CE.EVICTED: LATE,
             CE.LOST: C.LOST,
-            CE.UNUSED: NEVER,  # it stays cached
+            # unused it stays cached
         },
         C.EVICTING: {
-            CE.ROOM_MADE: NEVER,
-            CE.LOADED: LATE,
-            CE.LOAD_FAILED: LATE,
-            CE.EVICT_ORDERED: NEVER,
             CE.EVICTED: C.GONE,
-            CE.LOST: LATE,  # the answer to the order follows all the same
-            CE.UNUSED: NEVER,
+            # when it dies, the answer to the order follows all the same
         },
         C.LOST: {
-            CE.ROOM_MADE: NEVER,
-            CE.LOADED: LATE,
-            CE.LOAD_FAILED: LATE,
-            CE.EVICT_ORDERED: NEVER,
-            CE.EVICTED: LATE,
-            CE.LOST: LATE,
             CE.UNUSED: C.GONE,
         },
-        C.GONE: {event: LATE for event in CE},
     },
+    over=(C.GONE,),
 )
 
 W, WE = WeightsState, WeightsEvent
@@ -535,60 +460,31 @@ WEIGHTS: Final[Machine[WeightsState, WeightsEvent]] = Machine(
     "weights of an engine",
     WeightsState,
     WeightsEvent,
-    {
+    late=(WE.FETCHED, WE.FETCH_FAILED, WE.INSTALLED, WE.INSTALL_FAILED),
+    rows={
         W.SETTLED: {
             WE.FETCH_ORDERED: W.FETCHING,
-            WE.FETCHED: LATE,
-            WE.FETCH_FAILED: LATE,
-            WE.GIVEN_UP: NEVER,
-            WE.INSTALL_ORDERED: NEVER,
-            WE.INSTALLED: LATE,
-            WE.INSTALL_FAILED: LATE,
         },
         W.FETCHING: {
             WE.FETCH_ORDERED: W.FETCHING,  # of newer ones
             WE.FETCHED: W.FETCHED,
             WE.FETCH_FAILED: W.BACKING_OFF,
-            WE.GIVEN_UP: NEVER,
-            WE.INSTALL_ORDERED: NEVER,
-            WE.INSTALLED: LATE,
-            WE.INSTALL_FAILED: LATE,
         },
         W.BACKING_OFF: {
             WE.FETCH_ORDERED: W.FETCHING,
-            WE.FETCHED: LATE,
-            WE.FETCH_FAILED: LATE,
             WE.GIVEN_UP: W.FAILED,
-            WE.INSTALL_ORDERED: NEVER,
-            WE.INSTALLED: LATE,
-            WE.INSTALL_FAILED: LATE,
         },
         W.FETCHED: {
             WE.FETCH_ORDERED: W.FETCHING,
-            WE.FETCHED: LATE,
-            WE.FETCH_FAILED: LATE,
-            WE.GIVEN_UP: NEVER,
             WE.INSTALL_ORDERED: W.INSTALLING,
-            WE.INSTALLED: LATE,
-            WE.INSTALL_FAILED: LATE,
         },
         W.INSTALLING: {
-            WE.FETCH_ORDERED: NEVER,  # newer ones wait for the end of the installation
-            WE.FETCHED: LATE,
-            WE.FETCH_FAILED: LATE,
-            WE.GIVEN_UP: NEVER,
-            WE.INSTALL_ORDERED: NEVER,
             WE.INSTALLED: W.SETTLED,
             WE.INSTALL_FAILED: W.BACKING_OFF,
+            # newer ones wait for the end of the installation
         },
         W.FAILED: {
             WE.FETCH_ORDERED: W.FETCHING,
-            WE.FETCHED: LATE,
-            WE.FETCH_FAILED: LATE,
-            WE.GIVEN_UP: NEVER,
-            WE.INSTALL_ORDERED: NEVER,
-            WE.INSTALLED: LATE,
-            WE.INSTALL_FAILED: LATE,
         },
     },
 )

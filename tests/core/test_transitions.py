@@ -128,15 +128,19 @@ def test_every_engine_state_can_be_lost() -> None:
         assert ENGINE.next_state(state, EngineEvent.LOST) is EngineState.LOST
 
 
-def test_a_table_with_a_missing_row_or_cell_is_refused() -> None:
-    rows = {s: dict(row) for s, row in ENGINE.rows.items()}
-    del rows[EngineState.DRAINING][EngineEvent.LOST]
-    del rows[EngineState.DRAINING][EngineEvent.DRAIN_ORDERED]
-    with pytest.raises(ValueError, match="state DRAINING has no cell for DRAIN_ORDERED, LOST"):
-        Machine("engine", EngineState, EngineEvent, rows)
-    del rows[EngineState.DRAINING]
-    with pytest.raises(ValueError, match="DRAINING"):
-        Machine("engine", EngineState, EngineEvent, rows)
+def test_a_table_without_a_row_is_refused_and_what_a_row_does_not_name_is_late_or_impossible() -> None:
+    with pytest.raises(KeyError, match="OPEN"):
+        Machine("breaker", BreakerState, BreakerEvent, late=(), rows={BreakerState.CLOSED: {}})
+    rows = {state: {BreakerEvent.COOLED: state} for state in BreakerState}
+    late, over = (BreakerEvent.FAILED,), (BreakerState.OPEN,)
+    made = Machine("breaker", BreakerState, BreakerEvent, late=late, rows=rows, over=over)
+    assert set(made.rows[BreakerState.OPEN].values()) == {LATE}
+    assert made.rows[BreakerState.CLOSED] == {
+        BreakerEvent.SUCCEEDED: NEVER,
+        BreakerEvent.FAILED: LATE,
+        BreakerEvent.FAILED_TOO_OFTEN: NEVER,
+        BreakerEvent.COOLED: BreakerState.CLOSED,
+    }
 
 
 def test_machines_lists_all_of_them() -> None:
