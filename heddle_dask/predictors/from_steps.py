@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from heddle_dask.predictors.features import NAN, RECENT, Finished, Progress
 from heddle_dask.predictors.known import KnownWork
+from heddle_dask.workloads.planned import PlannedTrajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,65 +51,7 @@ class PastTrajectory:
     prompt_key: str = ""
 
 
-class PlannedStepLike(Protocol):
-    """The attributes of `workloads.planned.PlannedStep` that are used here."""
-
-    @property
-    def generated_tokens(self) -> int:
-        """Tokens sampled in the step."""
-
-    @property
-    def observation_tokens(self) -> int:
-        """Tokens added by the step's tool."""
-
-    @property
-    def tool(self) -> str | None:
-        """Label of the step's tool; None without a tool."""
-
-    @property
-    def tool_s(self) -> float:
-        """Seconds of the step's tool."""
-
-
-class PlannedTrajectoryLike(Protocol):
-    """The attributes of `workloads.planned.PlannedTrajectory` that are used here."""
-
-    @property
-    def trajectory_id(self) -> str:
-        """Id of the trajectory."""
-
-    @property
-    def group_id(self) -> str:
-        """Group of attempts at one prompt."""
-
-    @property
-    def domain(self) -> str:
-        """Environment and kind of task."""
-
-    @property
-    def prompt_tokens(self) -> int:
-        """Length of the first context."""
-
-    @property
-    def message_tokens(self) -> int:
-        """Length of the task itself; 0: not known."""
-
-    @property
-    def max_steps(self) -> int:
-        """Limit of the number of steps; 0: not known."""
-
-    @property
-    def prompt_key(self) -> str:
-        """Identity of the prompt over epochs and runs; empty: the group stands for it."""
-
-    @property
-    def steps(self) -> Sequence[PlannedStepLike]:
-        """The steps in order."""
-
-
-def past_of(
-    plan: PlannedTrajectoryLike, *, censored: bool = False, policy_version: int = 0
-) -> PastTrajectory:
+def past_of(plan: PlannedTrajectory, *, censored: bool = False, policy_version: int = 0) -> PastTrajectory:
     """A planned trajectory as one that has ended; the durations of its steps are not known."""
     steps = [
         PastStep(
@@ -133,7 +75,7 @@ def past_of(
     )
 
 
-def known_work(plans: Iterable[PlannedTrajectoryLike]) -> KnownWork:
+def known_work(plans: Iterable[PlannedTrajectory]) -> KnownWork:
     """The true totals of planned trajectories, for oracles."""
     known = KnownWork()
     for plan in plans:
