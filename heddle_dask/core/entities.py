@@ -266,6 +266,10 @@ class Trajectory:
             self.kv = after
 
 
+IDLE_S = 1.0
+"""An engine without a trajectory for so long is idle: requests that are sent together have arrived by then."""
+
+
 @dataclass(slots=True, eq=False)
 class Engine:
     """One engine incarnation.
@@ -345,6 +349,10 @@ class Engine:
     def engine_id(self) -> EngineId:
         """Shorthand for ``spec.engine_id``."""
         return self.spec.engine_id
+
+    def has_no_work(self, at: float) -> bool:
+        """Whether it has had no trajectory for `IDLE_S`."""
+        return not (self.residents or self.taking or self.reserved) and at - self.idle_since >= IDLE_S
 
     def occupy_slot(self, trajectory: Trajectory) -> None:
         """Give the trajectory's started step a free slot, or put it into the engine's own queue."""

@@ -15,9 +15,6 @@ from heddle_dask.core.run_strategies import RunStrategies, StrategyTable
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import TrajectoryEvent, TrajectoryState
 
-IDLE_S = 1.0
-"""An engine without a trajectory for so long takes steps: requests that are sent together have arrived by then."""
-
 TAKEN_BY = "taken by the idle "
 """Beginning of the reason of an `AbortStep` for a step that goes to another engine."""
 
@@ -55,7 +52,7 @@ class WorkStealing:
         """
         if engine.engine_id in self.state.newcomers:
             return self._free(engine) > 0
-        return not (engine.residents or engine.taking or engine.reserved) and at - engine.idle_since >= IDLE_S
+        return engine.has_no_work(at)
 
     @staticmethod
     def _free(engine: Engine) -> int:

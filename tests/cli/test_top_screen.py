@@ -86,6 +86,23 @@ def test_the_picture_fits_the_terminal(trajectories: int, engines: int, height: 
     assert (f"{engines - 5} more" in text) or engines == 2 or height > 24
 
 
+def test_an_idle_engine_beside_a_queue_is_marked() -> None:
+    history = rollout(0, 2)
+    for number in range(20):
+        trajectory = TrajectoryId(f"t{number}")
+        history.take(
+            ev.TrajectorySubmitted(1, TrajectorySpec(trajectory, GroupId("g"))),
+            [cmd.AdmitTrajectory(trajectory)],
+        )
+        step = StepId(trajectory, 0, 0)
+        start = cmd.StartStep(step, EngineId("e0"), NORMAL, number)
+        history.take(ev.StepRequested(2, StepRequest(step, 100, 50)), [start])
+    shown = picture(history)
+    assert [engine["is_idle"] for engine in shown["engines"]] == [False, True]
+    (line,) = [line for line in drawn(shown, 24, 80) if " idle " in line]
+    assert line.split()[0] == "1"
+
+
 def test_names_of_users_do_not_steer_the_terminal() -> None:
     evil = "\x1b[2J\x07{}\n[red]" + "x" * 200
     lines = drawn(picture(rollout(10, 2, evil)), 24, 80)

@@ -120,6 +120,8 @@ def test_an_engine_that_drains_says_so_and_a_lost_one_is_gone() -> None:
     first, second, *_ = played()[0].engines
     engines = (replace(first, state="draining"), replace(second, state="lost"))
     assert engines_view(replace(played()[0], engines=engines)).rows == (f"{first.engine_id} (draining)",)
+    idle = replace(first, is_idle=True)
+    assert engines_view(replace(played()[0], engines=(idle,))).rows == (f"{first.engine_id} (idle)",)
     lost = replace(first, state="lost")
     assert engines_view(replace(played()[0], engines=(lost,))).empty == "No engine is there now."
     assert engines_view(replace(played()[0], engines=())).empty == "No engine has joined yet."

@@ -183,7 +183,7 @@ SAMPLES: list[Message] = [
         (PoolMaximum("cpu", Resources.of(cpus=4)),),
     ),
     cluster.Demand(
-        True, 9, 1.5, 0.5, 7, 1, 2, 16, 3, 4.5, 1, 8, (cluster.WorkerLoad("gpu-0", True, 1, 2, 3, 4, "x"),)
+        True, 9, 1.5, 0.5, 7, 1, 2, 16, 1, 3, 4.5, 1, 8, (cluster.WorkerLoad("gpu-0", True, 1, 2, 3, 4, "x"),)
     ),
     workers.EngineWorkerReport("w", "node", 1, ("0", "GPU-a")),
     workers.EngineWorkerReport("w", "node", 1, ("0",), {"kind": "vllm"}),

@@ -202,7 +202,7 @@ def _engines(snapshot: Snapshot, living: Sequence[Any], rows: int) -> list[Rende
         )
         table.add_row(
             str(engine["seat"]),
-            engine["state"],
+            Text("idle", style="yellow") if engine["is_idle"] else engine["state"],
             str(engine["tp_degree"]),
             _meter(running, slots),
             f"{running}/{slots}",

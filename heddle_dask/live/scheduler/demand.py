@@ -69,6 +69,7 @@ def demand_of(
         sampled_tokens=state.sampled_tokens,
         generating=sum(engine.generating > 0 for engine in ready),
         engines=len(ready),
+        idle_engines=sum(engine.has_no_work(state.at) for engine in ready),
         slots=sum(engine.spec.slots for engine in ready),
         waiting_tool_cpus=sum(cpus),
         waiting_tool_cpu_s=sum(c * s for c, s in zip(cpus, seconds, strict=True)),

@@ -46,6 +46,7 @@ class Demand(Message):
     # `engines`, `slots`: engines that take steps, and their slots together.
     engines: int = 0
     slots: int = 0
+    idle_engines: int = 0  # those of them that have had no trajectory for a while
     # `waiting_tool_cpus`, `waiting_tool_cpu_s`: CPUs that waiting actions need at least, all together, and these times
     # the expected seconds of each.
     waiting_tool_cpus: int = 0

@@ -92,9 +92,16 @@ def counts_of(history: RunHistory) -> RunCounts:
 
 
 def engines_of(history: RunHistory) -> tuple[EngineView, ...]:
-    names = [field.name for field in fields(EngineView)]
+    names = [field.name for field in fields(EngineView) if field.name != "is_idle"]
     rows = history.engines.rows.values()
-    return tuple(EngineView(**{name: getattr(row, name) for name in names}) for row in rows)
+    some_wait = any(row.queued for row in rows)
+    return tuple(
+        EngineView(
+            **{name: getattr(row, name) for name in names},
+            is_idle=some_wait and row.state == "ready" and not (row.resident_tokens or row.generating),
+        )
+        for row in rows
+    )
 
 
 def pools_of(history: RunHistory) -> tuple[PoolView, ...]:

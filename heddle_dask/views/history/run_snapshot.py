@@ -34,6 +34,8 @@ class EngineView:
         Finished steps and their tokens so far.
     lost_s, lost_because
         When and why it was lost; None and empty while it is not.
+    is_idle
+        Whether it is ready and holds no trajectory, while steps wait for another engine.
     """
 
     index: int
@@ -51,6 +53,7 @@ class EngineView:
     joined_s: float
     lost_s: float | None = None
     lost_because: str = ""
+    is_idle: bool = False
 
     @property
     def kv_share(self) -> float | None:

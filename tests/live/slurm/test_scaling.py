@@ -46,6 +46,7 @@ demands = st.builds(
     generating=st.integers(0, 8),
     engines=st.integers(0, 8),
     slots=st.integers(0, 64),
+    idle_engines=st.integers(0, 8),
     waiting_tool_cpus=st.integers(0, 100),
     waiting_tool_cpu_s=st.floats(0, 1e5),
     busy_tool_cpus=st.integers(0, 64),
@@ -152,3 +153,10 @@ def test_the_speed_of_an_engine_is_measured_while_engines_work() -> None:
     assert state.tokens_per_engine_s == pytest.approx(2000 / 10.0 / 2)
     _, state = targets(replace(working, sampled_tokens=0), [], state, 20.0, RULE)  # a new session
     assert state.tokens_per_engine_s == pytest.approx(100.0)
+
+
+def test_while_an_engine_has_no_work_no_further_one_is_asked_for() -> None:
+    busy = Demand(True, trajectories=200, open_tokens=1e6, generating=3, engines=4, slots=64)
+    assert engines_needed(busy, 100.0, RULE) == 13
+    assert engines_needed(replace(busy, idle_engines=1), 100.0, RULE) == 3
+    assert engines_needed(replace(busy, engines=1, idle_engines=1), 100.0, RULE) == 1

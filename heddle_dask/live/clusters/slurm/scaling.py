@@ -81,7 +81,16 @@ def targets(
 
 
 def engines_needed(demand: Demand, tokens_per_engine_s: float | None, rule: ScalingRule) -> int:
-    """Engines that the open work can fill, and no more than get it done within `llm_target_s`."""
+    """Engines that the open work can fill, and no more than get it done within `llm_target_s`.
+
+    While an engine has no work, no further one would have any.
+    """
+    needed = _engines_for(demand, tokens_per_engine_s, rule)
+    working = demand.engines - demand.idle_engines
+    return min(needed, max(1, working)) if demand.idle_engines else needed
+
+
+def _engines_for(demand: Demand, tokens_per_engine_s: float | None, rule: ScalingRule) -> int:
     if demand.trajectories == 0:
         return int(demand.session_open)
     slots = demand.slots / demand.engines if demand.engines else _SLOTS_UNKNOWN

@@ -62,7 +62,8 @@ def engines_view(snapshot: RunSnapshot) -> View:
 
 
 def _name(engine: EngineView) -> str:
-    return engine.engine_id if engine.state == "ready" else f"{engine.engine_id} ({engine.state})"
+    state = "idle" if engine.is_idle else engine.state
+    return engine.engine_id if state == "ready" else f"{engine.engine_id} ({state})"
 
 
 def _load(engine: EngineView) -> float:
