@@ -59,6 +59,28 @@ def test_the_documented_check_asks_slurm_and_submits_nothing(slurm: Lab, tmp_pat
     assert not any(name.startswith(("gpu-", "cpu-")) for name in slurm.jobs())
 
 
+def test_doctor_says_what_the_site_allows_and_what_is_not_there(slurm: Lab, tmp_path: Path) -> None:
+    path = write_cluster_file(tmp_path, gpu='maximum = 4\nqos = "two"', cpu="")
+    path.write_text(
+        f'python = "/nowhere/bin/python"\n{path.read_text()}'.replace(
+            'partition = "cpu"', 'partition = "down"'
+        )
+    )
+    command = [
+        sys.executable,
+        "-c",
+        "from heddle_dask.cli.main import main; main()",
+        "doctor",
+        "--cluster",
+        str(path),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    said = " ".join(done.stdout.split())
+    assert "QOS two takes 2 jobs at a time, and the group has up to 4" in said, done.stdout + done.stderr
+    assert "partition down is down: its jobs wait until it is up" in said
+    assert "/nowhere/bin/python" in said and "no such file on this machine" in said
+
+
 def test_the_documented_chain_of_jobs_goes_on_where_a_link_has_ended(
     slurm: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

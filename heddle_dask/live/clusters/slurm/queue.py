@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import math
 import os
 import tempfile
@@ -23,6 +24,7 @@ from heddle_dask.live.clusters.slurm.queue_parsing import (
     walltime_limits,
 )
 from heddle_dask.live.clusters.slurm.replacement import Observation
+from heddle_dask.live.clusters.slurm.site_limits import ASSOCIATIONS, PARTITIONS, QOS, SiteLimits, site_limits
 from heddle_dask.live.clusters.slurm.worker_group import WorkerGroup
 
 _ANSWER_S = 60.0
@@ -70,6 +72,15 @@ class SlurmQueue:
             raise BadInput(
                 f"group {group}: SLURM refuses its jobs: {refusal(printed)}: change the group in the cluster file"
             )
+
+    async def site_limits(self) -> SiteLimits:
+        """What the site allows this user, as far as SLURM says so."""
+        (_, partitions, _), (no_qos, qos, _), (no_accounts, accounts, _) = await asyncio.gather(
+            *(_run(command) for command in (PARTITIONS, QOS, ASSOCIATIONS))
+        )
+        return site_limits(
+            partitions, None if no_qos else qos, None if no_accounts else accounts, getpass.getuser()
+        )
 
     async def submit(self, script: str) -> str:
         """Submit a job script and return the job's id.
