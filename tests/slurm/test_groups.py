@@ -104,6 +104,33 @@ def test_jobs_that_are_cancelled_or_killed_in_a_step_are_replaced_and_nothing_fa
     assert len([copy for copy in staged.iterdir() if copy.is_dir()]) == 1
 
 
+def test_a_node_that_goes_down_costs_no_trajectory(slurm: Lab, tmp_path: Path, model_dir: str) -> None:
+    path = write_cluster_file(tmp_path, gpu="minimum = 2\nmaximum = 2", cpu="")
+    told: list[str] = []
+
+    async def body() -> None:
+        async with (
+            SlurmCluster(path, asynchronous=True, on_event=told.append) as cluster,
+            Client(cluster, asynchronous=True) as client,
+        ):
+            rolling = asyncio.create_task(roll(client, model_dir, 16, engines=2, steps=6, tokens=60))
+            await until(lambda: len(workers(cluster, "gpu")) == 2)
+            (job,) = [job for job in cluster.jobs() if job.name == "gpu-0"]
+            node = slurm.job_fields(int(job.job_id))["NodeList"]
+            slurm.run("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+            try:
+                await until(lambda: any(line.startswith("gpu-0 is gone: ") for line in told))
+                await rolling
+            finally:
+                slurm.run(
+                    "scontrol", "update", f"nodename={node}", "state=resume", check=False
+                )  # unless it is up
+
+    run(body())
+    (gone,) = [line for line in told if line.startswith("gpu-0 is gone: ")]
+    assert "node failed" in gone, told
+
+
 def test_a_limit_of_the_site_is_the_present_maximum_and_delays_no_replacement(
     slurm: Lab, tmp_path: Path, model_dir: str
 ) -> None:
