@@ -34,7 +34,8 @@ from heddle_dask.live.wire.transport import ask_scheduler
 
 PHASES = ("queue", "launcher", "worker", "engine", "first_step")
 _LOOK_S = 0.01
-_SECONDS_PER_TOKEN = 0.02
+SECONDS_PER_TOKEN = 0.02
+SLOTS = 8
 # A step takes four seconds: the second one of every trajectory has just begun.
 _STEP_TOKENS = 200
 _BEFORE_THE_KILL_S = 5.0
@@ -80,7 +81,7 @@ class SlurmJob:
     repeat: int
 
 
-F = TypeVar("F", Start, LostJob)
+F = TypeVar("F")
 
 
 def in_its_folder(measure: Callable[[ClusterPlan, str, Path], Coroutine[Any, Any, F]], job: SlurmJob) -> F:
@@ -99,7 +100,7 @@ def in_its_folder(measure: Callable[[ClusterPlan, str, Path], Coroutine[Any, Any
         return asyncio.run(measure(there, job.model, Path(directory) / "run.zarr"))
 
 
-class _Agent:
+class BenchAgent:
     """Steps of `tokens` tokens; notes when the first one of all was there."""
 
     name = "bench-slurm"
@@ -120,7 +121,7 @@ class _Agent:
         return None
 
 
-def _with_jobs(plan: ClusterPlan, jobs: int) -> tuple[ClusterPlan, WorkerGroup]:
+def with_jobs(plan: ClusterPlan, jobs: int, most: int = 1) -> tuple[ClusterPlan, WorkerGroup]:
     """The plan with so many jobs of its first group of engines, which note when their shells begin."""
     group = next((group for group in plan.groups.values() if group.role == "rollout"), None)
     if plan.backend != "slurm" or group is None:
@@ -128,15 +129,19 @@ def _with_jobs(plan: ClusterPlan, jobs: int) -> tuple[ClusterPlan, WorkerGroup]:
     assert plan.logs is not None
     note = f'date +%s.%N > "{plan.logs}/$SLURM_JOB_NAME.began"'
     group = replace(
-        group, prologue=(note, *group.prologue), minimum=jobs, initial=jobs, maximum=max(jobs, group.most)
+        group,
+        prologue=(note, *group.prologue),
+        minimum=jobs,
+        initial=jobs,
+        maximum=max(jobs, most, group.most),
     )
     return replace(plan, groups={**plan.groups, group.name: group}), group
 
 
-def _engines(model: str, count: int) -> Engines:
-    options = EmulatedOptions(cost={"seconds_per_token": _SECONDS_PER_TOKEN})
+def engines(model: str, count: int) -> Engines:
+    options = EmulatedOptions(cost={"seconds_per_token": SECONDS_PER_TOKEN})
     return Engines(
-        spec=EngineSpec("emulated", model, slots=8, max_model_len=4096, options=options), count=count
+        spec=EngineSpec("emulated", model, slots=SLOTS, max_model_len=4096, options=options), count=count
     )
 
 
@@ -148,14 +153,14 @@ async def measure_start(plan: ClusterPlan, model: str, out: Path) -> Start:
     BadInput
         The plan has no group of engines in SLURM jobs, or SLURM refuses one.
     """
-    plan, group = _with_jobs(plan, 1)
+    plan, group = with_jobs(plan, 1)
     assert plan.logs is not None
     name = f"{group.name}-0"
     cluster = SlurmCluster(plan, asynchronous=True)
     accepted = asyncio.ensure_future(_when(lambda: _job_id(cluster, name)))
     async with cluster, Client(cluster, asynchronous=True) as client:
-        agent = _Agent(steps=1, tokens=1)
-        rollout = Rollout(client, env=agent, model=model, engines=_engines(model, 1), out=Output(out))
+        agent = BenchAgent(steps=1, tokens=1)
+        rollout = Rollout(client, env=agent, model=model, engines=engines(model, 1), out=Output(out))
         await _when(lambda: _job_id(cluster, name))
         log = plan.logs / f"{name}-{_job_id(cluster, name)}.log"
         looks = asyncio.gather(
@@ -183,12 +188,12 @@ async def measure_loss(plan: ClusterPlan, model: str, out: Path) -> LostJob:
     BadInput
         As `measure_start`.
     """
-    plan, group = _with_jobs(plan, 2)
+    plan, group = with_jobs(plan, 2)
     name = f"{group.name}-0"
     cluster = SlurmCluster(plan, asynchronous=True)
     async with cluster, Client(cluster, asynchronous=True) as client:
-        agent = _Agent(steps=5, tokens=_STEP_TOKENS)
-        rollout = Rollout(client, env=agent, model=model, engines=_engines(model, 2), out=Output(out))
+        agent = BenchAgent(steps=5, tokens=_STEP_TOKENS)
+        rollout = Rollout(client, env=agent, model=model, engines=engines(model, 2), out=Output(out))
         running = asyncio.ensure_future(rollout.run(12))
         await asyncio.wait(
             [running, asyncio.ensure_future(_when(lambda: agent.first_s))], return_when="FIRST_COMPLETED"

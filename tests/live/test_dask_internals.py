@@ -433,6 +433,34 @@ def test_the_scheduler_removes_a_plugin_from_its_workers() -> None:
     with_cluster(body, workers=2)
 
 
+def test_a_task_that_is_put_first_gets_the_next_unit_of_a_resource() -> None:
+    async def blocked(name: str) -> str:
+        if name != "last":
+            await asyncio.Event().wait()
+        return name
+
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        (worker,) = workers
+        names = ("runs", "waits", "waits too", "last")
+        futures = [
+            client.submit(
+                blocked, name, key=("step", name), resources={"LLM": 1}, priority=-number, pure=False
+            )
+            for number, name in enumerate(names)
+        ]
+        await until(lambda: len(worker.state.tasks) == len(names))
+        for key in (("step", "last"), ("step", "runs"), ("step", "unknown")):
+            internals.put_first(worker, key)
+        internals.lend_resource(worker, "LLM", 1)
+        assert await futures[-1] == "last"
+        # The unit goes on to the first of the others: what is left of the last one in Dask's heap does no harm.
+        assert {ts.key for ts in worker.state.executing} == {("step", "runs"), ("step", "waits")}
+        assert {ts.key for ts in worker.state.constrained} == {("step", "waits too")}
+        internals.lend_resource(worker, "LLM", -1)
+
+    with_cluster(body)
+
+
 def test_a_lent_unit_of_a_resource_starts_a_task_that_waits_for_it() -> None:
     async def blocked(name: str) -> str:
         if name == "first":

@@ -20,6 +20,8 @@ from heddle_dask.core.nouns import Priority
 HOLD_RESOURCE = "HEDDLE-HOLD"
 # Dask annotation under which our facts travel with a task: a request on its way in, a placement on its way out.
 ANNOTATION = "heddle"
+# Below any order or level that a priority has.
+_FIRST = -(2**62)
 
 
 def dask_priority(priority: Priority, order: int) -> tuple[float, float, int]:
@@ -108,6 +110,19 @@ def is_pending(worker: Worker, key: Any) -> bool:
     """Whether a task has come to this worker and has not ended."""
     ts = worker.state.tasks.get(key)
     return ts is not None and ts.state not in ("memory", "error", "released", "forgotten", "cancelled")
+
+
+def put_first(worker: Worker, key: Any) -> None:
+    """Let a task that waits for a resource of this worker be the next one to get it."""
+    state = worker.state
+    ts = state.tasks.get(key)
+    if ts is None or ts not in state.constrained:
+        return
+    # Dask's heap takes the priority that a task has when it is added; an entry of before is passed over.
+    state.constrained.discard(ts)
+    assert ts.priority is not None
+    ts.priority = (_FIRST, *ts.priority[1:])
+    state.constrained.add(ts)
 
 
 def lend_resource(worker: Worker, name: str, units: float) -> None:

@@ -41,6 +41,8 @@ class CalledOffSteps:
         """Let a step that waits here start, and end before it goes to the engine; nothing if it is not here."""
         if key not in self._keys and dask.is_pending(self._worker, key):
             self._keys.add(key)
+            # Otherwise the unit goes to the first in the queue, and this one, often the last, waits for all of them.
+            dask.put_first(self._worker, key)
             dask.lend_resource(self._worker, SLOT_RESOURCE, 1)
 
     def transition(self, key: Key, finish: str) -> None:
