@@ -61,6 +61,16 @@ def places_while_both_wait(path: Path) -> Counter[str]:
     return Counter(given[4 * SLOTS :])
 
 
+def test_two_rollouts_that_begin_at_the_same_moment_have_one_set_of_engines(model_dir: str) -> None:
+    async def body() -> None:
+        async with shared_cluster(engines=1) as client, another_client(client) as other:
+            both = [rollout(each, model_dir, 1.0) for each in (client, other)]
+            batches = await asyncio.gather(*(each.run(6) for each in both))
+            assert [batch.counts for batch in batches] == [{"completed": 6}] * 2
+
+    run(body())
+
+
 def test_two_rollouts_share_an_engine_by_their_weights_and_both_journals_replay(
     model_dir: str, tmp_path: Path
 ) -> None:

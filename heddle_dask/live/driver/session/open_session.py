@@ -106,9 +106,10 @@ class OpenSession:
         capacity = await ask_scheduler(self._client, GetCapacity())
         if TOOL_PLUGIN not in capacity.plugins:
             await _register(self._client, ToolWorker())
-        others = [session for session in capacity.sessions if session != self.session_id]
-        if others:
-            check_shared(spec, capacity.engines, others[0], degrees is not None)
+        # Of sessions that begin together the one that the scheduler has opened first starts the engines.
+        earlier = capacity.sessions[: capacity.sessions.index(self.session_id)]
+        if earlier:
+            check_shared(spec, capacity.engines, earlier[0], degrees is not None)
             return
         models = {(engine.kind, engine.model) for engine in capacity.engines}
         runs_already = models == {(spec.kind, spec.model)}
