@@ -152,10 +152,13 @@ class OpenStep:
     def with_part(self, result: StepResult, tokens: int) -> OpenStep:
         """The step after an answer of `tokens` tokens: the whole step, or a preempted part of it.
 
-        A time is NaN as soon as that of one part is unknown: the sum over the others would be too small.
+        A time is NaN as soon as that of one part is unknown: the sum over the others would be too small. A part that was
+        called back before it began is none: its engine drained, or another one took the step.
         """
-        before = self.came_from if self.last is None else self.last.engine_id
         made = result.generated
+        if result.status == "aborted" and not (result.run_s or made.token_ids):
+            return replace(self, attempt=self.attempt + 1, send_all=False)
+        before = self.came_from if self.last is None else self.last.engine_id
         moved = before not in ("", result.engine_id)
         return replace(
             self,
