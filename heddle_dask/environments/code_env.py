@@ -9,20 +9,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from heddle_dask.environments.base import ActionFailed, Context, Task
 from heddle_dask.environments.list_programs import Stage, draw_stages, run_stages
-from heddle_dask.environments.splits import (
-    Split,
-    Tier,
-    check_options,
-    draw_tasks,
-    environment_name,
-    problem_key,
-)
-from heddle_dask.environments.tool_agent import LoopLimits, converse, format_call, text_argument
+from heddle_dask.environments.splits import SplitEnvironment, Tier, draw_tasks, problem_key
+from heddle_dask.environments.tool_agent import converse, format_call, text_argument
 from heddle_dask.sandbox.function_tests import run_function_tests
 from heddle_dask.sandbox.python_runner import run_python
 
@@ -39,7 +32,7 @@ _EXAMPLE = "\nExample: "
 
 
 @dataclass(frozen=True)
-class CodeEnvironment:
+class CodeEnvironment(SplitEnvironment):
     """Functions over lists of integers.
 
     Parameters
@@ -49,16 +42,7 @@ class CodeEnvironment:
     """
 
     uses_sandbox: ClassVar[bool] = True
-    tier: Tier = "easy"
-    split: Split = "test"
-    limits: LoopLimits = field(default_factory=LoopLimits)
-
-    def __post_init__(self) -> None:
-        check_options(self.tier, self.split)
-
-    @property
-    def name(self) -> str:
-        return environment_name("code", self.tier, self.split)
+    kind: ClassVar[str] = "code"
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
         def draw(rng: random.Random) -> Task:

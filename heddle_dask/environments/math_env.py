@@ -9,19 +9,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from heddle_dask.environments.base import Context, Task
-from heddle_dask.environments.splits import (
-    Split,
-    Tier,
-    check_options,
-    draw_tasks,
-    environment_name,
-    problem_key,
-)
-from heddle_dask.environments.tool_agent import LoopLimits, converse, format_call, text_argument
+from heddle_dask.environments.splits import SplitEnvironment, Tier, draw_tasks, problem_key
+from heddle_dask.environments.tool_agent import converse, format_call, text_argument
 from heddle_dask.sandbox.python_runner import run_python
 
 SYSTEM = (
@@ -35,7 +28,7 @@ _ANSWER = re.compile(r"Answer:(?:[\s*$({]|\\boxed)*(-?[\d,]*\.?\d+)", re.IGNOREC
 
 
 @dataclass(frozen=True)
-class MathEnvironment:
+class MathEnvironment(SplitEnvironment):
     """Arithmetic with a Python tool.
 
     Parameters
@@ -45,16 +38,7 @@ class MathEnvironment:
     """
 
     uses_sandbox: ClassVar[bool] = True
-    tier: Tier = "easy"
-    split: Split = "test"
-    limits: LoopLimits = field(default_factory=LoopLimits)
-
-    def __post_init__(self) -> None:
-        check_options(self.tier, self.split)
-
-    @property
-    def name(self) -> str:
-        return environment_name("math", self.tier, self.split)
+    kind: ClassVar[str] = "math"
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
         draw = _draw_easy if self.tier == "easy" else _draw_hard

@@ -10,20 +10,13 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.corpus import Page, build_world, search_world
-from heddle_dask.environments.splits import (
-    Split,
-    Tier,
-    check_options,
-    draw_tasks,
-    environment_name,
-    problem_key,
-)
-from heddle_dask.environments.tool_agent import LoopLimits, converse, format_call, text_argument
+from heddle_dask.environments.splits import SplitEnvironment, Tier, draw_tasks, problem_key
+from heddle_dask.environments.tool_agent import converse, format_call, text_argument
 
 SYSTEM = (
     "Answer the question with the tool search(query), one fact per search:\n"
@@ -36,7 +29,7 @@ _TEST_WORLDS, _TRAIN_WORLDS = range(4), range(4, 64)
 
 
 @dataclass(frozen=True)
-class SearchEnvironment:
+class SearchEnvironment(SplitEnvironment):
     """Questions over an invented world.
 
     Parameters
@@ -51,18 +44,9 @@ class SearchEnvironment:
         Maximum number of pages that one search returns.
     """
 
-    tier: Tier = "easy"
-    split: Split = "test"
-    limits: LoopLimits = field(default_factory=LoopLimits)
+    kind: ClassVar[str] = "search"
     nested_share: float = 0.25
     results: int = 2
-
-    def __post_init__(self) -> None:
-        check_options(self.tier, self.split)
-
-    @property
-    def name(self) -> str:
-        return environment_name("search", self.tier, self.split)
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
         worlds = _TEST_WORLDS if self.split == "test" else _TRAIN_WORLDS

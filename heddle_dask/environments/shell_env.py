@@ -19,14 +19,7 @@ from heddle_dask.core.needs import Needs
 from heddle_dask.environments.base import ActionFailed, Context, Reward, Task
 from heddle_dask.environments.program_sandbox import ProgramSandbox
 from heddle_dask.environments.shell_repositories import REPORT, SUITE, draw_repository
-from heddle_dask.environments.splits import (
-    Split,
-    Tier,
-    check_options,
-    draw_tasks,
-    environment_name,
-    problem_key,
-)
+from heddle_dask.environments.splits import SplitEnvironment, Tier, draw_tasks, problem_key
 from heddle_dask.environments.tool_agent import LoopLimits, converse, format_call, text_argument
 
 SYSTEM = (
@@ -50,7 +43,7 @@ _SETTINGS = (
 
 
 @dataclass(frozen=True)
-class ShellEnvironment:
+class ShellEnvironment(SplitEnvironment):
     """Repositories with bugs.
 
     Parameters
@@ -63,17 +56,9 @@ class ShellEnvironment:
     """
 
     uses_sandbox: ClassVar[bool] = True
-    tier: Tier = "easy"
-    split: Split = "test"
+    kind: ClassVar[str] = "shell"
     limits: LoopLimits = field(default_factory=lambda: LoopLimits(tool_text_chars=1500))
     cpus: tuple[int, int] = (1, _MOST_CPUS)
-
-    def __post_init__(self) -> None:
-        check_options(self.tier, self.split)
-
-    @property
-    def name(self) -> str:
-        return environment_name("shell", self.tier, self.split)
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
         def draw(rng: random.Random) -> Task:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Task
+from heddle_dask.environments.tool_agent import LoopLimits
 
 
 def prompt_key(environment: str, task: Task) -> str:
@@ -43,18 +45,28 @@ def split_of(problem: str) -> Split:
     return "test" if problem_key(problem) % _TEST_ONE_IN == 0 else "train"
 
 
-def check_options(tier: str, split: str) -> None:
-    """Refuse unknown tiers and splits."""
-    if tier not in ("easy", "hard"):
-        raise BadInput(f"unknown tier {tier!r}: choose easy or hard")
-    if split not in ("train", "test"):
-        raise BadInput(f"unknown split {split!r}: choose train or test")
+@dataclass(frozen=True)
+class SplitEnvironment:
+    """What the environments of this package share: two tiers, two splits, and limits of the agent's loop."""
 
+    kind: ClassVar[str]
+    tier: Tier = "easy"
+    split: Split = "test"
+    limits: LoopLimits = field(default_factory=LoopLimits)
 
-def environment_name(kind: str, tier: Tier, split: Split) -> str:
-    """The shortest name that selects an environment: ``math``, ``math:hard``, ``math:hard:train``."""
-    parts = [kind, *(["hard"] if tier == "hard" else []), *(["train"] if split == "train" else [])]
-    return ":".join(parts)
+    def __post_init__(self) -> None:
+        for what, value, known in (
+            ("tier", self.tier, get_args(Tier)),
+            ("split", self.split, get_args(Split)),
+        ):
+            if value not in known:
+                raise BadInput(f"unknown {what} {value!r}: choose {' or '.join(known)}")
+
+    @property
+    def name(self) -> str:
+        """The shortest name that selects it: ``math``, ``math:hard``, ``math:hard:train``."""
+        hard, train = self.tier == "hard", self.split == "train"
+        return ":".join([self.kind, *(["hard"] if hard else []), *(["train"] if train else [])])
 
 
 def draw_tasks(

@@ -152,8 +152,8 @@ class OpenStep:
     def with_part(self, result: StepResult, tokens: int) -> OpenStep:
         """The step after an answer of `tokens` tokens: the whole step, or a preempted part of it.
 
-        A time is NaN as soon as that of one part is unknown: the sum over the others would be too small. A part that was
-        called back before it began is none: its engine drained, or another one took the step.
+        A time is NaN as soon as that of one part is unknown: the sum over the others would be too small. What was
+        called back before it began is no part: its engine drained, or another one took the step.
         """
         made = result.generated
         if result.status == "aborted" and not (result.run_s or made.token_ids):
