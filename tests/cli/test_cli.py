@@ -709,8 +709,8 @@ def test_the_shipped_model_is_found_beside_this_package_whatever_a_project_calls
         (Path(name) / "__init__.py").write_text("")
     program = (
         "from heddle_dask.cli.engine_option import shipped_model\n"
-        "from heddle_dask.live.clusters.local import preload_file\n"
-        "print(shipped_model(), *(preload_file(name) for name in ('scheduler', 'rollout_worker', 'tool_worker')))"
+        "from heddle_dask.preload import rollout_worker, scheduler, tool_worker\n"
+        "print(shipped_model(), *(each.__file__ for each in (scheduler, rollout_worker, tool_worker)))"
     )
     root = str(Path(model_dir).parents[2])
     said = subprocess.run(

@@ -12,7 +12,8 @@ from heddle_dask.live.wire.messages import ENGINE_RESOURCE, MODEL_RESOURCE, TRAI
 
 # A coroutine task takes a slot and no thread: slots must never be the limit.
 WORKER_SLOTS = 4096
-_INSTALLATION = Path(__file__).parents[3]
+PRELOADS = "heddle_dask.preload"
+"""The package of our preloads. Dask imports them: nothing here does."""
 
 # uvloop takes a quarter off the latency of a message. Dask's profiler samples threads, in which none of our tasks run,
 # 100 times a second in every process. Its look for a stalled event loop wakes every process 50 times a second, nannies
@@ -22,11 +23,6 @@ QUICK_LOOP: Mapping[str, str] = {
     "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
     "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "500ms",
 }
-
-
-def preload_file(name: str) -> str:
-    """The preload `name` of this installation: by its file, since a user's package may also be called `workers`."""
-    return str(_INSTALLATION / "workers" / f"{name}.py")
 
 
 def worker_arguments(
@@ -70,5 +66,5 @@ def worker_arguments(
         "--local-directory",
         str(scratch / name),
         "--preload",
-        preload_file(kind),
+        f"{PRELOADS}.{kind}",
     ]

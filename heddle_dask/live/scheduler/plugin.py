@@ -52,7 +52,7 @@ PLUGIN_NAME = "heddle"
 class HeddleScheduler(SchedulerPlugin):
     """Steers the steps and actions of all sessions on the cluster, by one controller.
 
-    Register with ``client.register_plugin(HeddleScheduler())`` or by ``--preload workers.scheduler``;
+    Register with ``client.register_plugin(HeddleScheduler())`` or by ``--preload heddle_dask.preload.scheduler``;
     a second registration changes nothing.
     """
 

@@ -114,7 +114,7 @@ async def run_step(call: StepCall) -> StepResult:
 class RolloutWorker(WorkerPlugin):
     """Hosts an engine on every worker tagged ``ENGINE``.
 
-    Register with ``client.register_plugin(RolloutWorker(spec))`` or by ``--preload workers.rollout_worker``.
+    Register with ``client.register_plugin(RolloutWorker(spec))`` or by the preload.
 
     Parameters
     ----------
