@@ -40,7 +40,13 @@ from heddle_dask.live.wire import driver_messages as driver
 from heddle_dask.live.wire import training_messages as training
 from heddle_dask.live.wire import worker_messages as workers
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Reported
-from heddle_dask.live.wire.messages import ENGINE_PLUGIN, ENGINE_RESOURCE, STREAM_INTERVAL_S, TOOL_RESOURCE
+from heddle_dask.live.wire.messages import (
+    ENGINE_PLUGIN,
+    ENGINE_RESOURCE,
+    SCHEDULER_EVENT,
+    STREAM_INTERVAL_S,
+    TOOL_RESOURCE,
+)
 from heddle_dask.live.wire.transport import Done, Handlers, ask_worker, send
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.known import KnownWork
@@ -121,6 +127,7 @@ class HeddleScheduler(SchedulerPlugin):
         for kind in get_args(Reported):
             handlers.take_report(kind, of_cluster.get(kind, self.session_event))
         handlers.add_to(scheduler)
+        dask.set_event(scheduler, SCHEDULER_EVENT)
         self._foreign.workers_changed(scheduler)
         metrics.export(self.snapshots)
         ensure_page(scheduler)

@@ -241,6 +241,21 @@ async def _remove_plugin(name: str, dask_worker: Worker) -> None:
         await dask_worker.plugin_remove(name=name)
 
 
+def set_event(scheduler: Scheduler, name: str) -> None:
+    """Set a `distributed.Event`, from the scheduler."""
+    scheduler.extensions["events"].event_set(name)
+
+
+async def event_is_set(worker: Worker, name: str) -> bool:
+    """Whether a `distributed.Event` is set, asked by a worker, which needs no client for it."""
+    return bool(await worker.scheduler.event_is_set(name=name))
+
+
+async def event_wait(worker: Worker, name: str) -> None:
+    """Wait for a `distributed.Event` on a worker; an OSError when the connection breaks meanwhile."""
+    await worker.scheduler.event_wait(name=name)
+
+
 def results_needed(worker: WorkerState) -> int:
     """Results that only this worker has, and that a client or another task still needs."""
     return sum(len(ts.who_has or ()) < 2 and bool(ts.who_wants or ts.waiters) for ts in worker.has_what)

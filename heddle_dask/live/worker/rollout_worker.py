@@ -66,7 +66,7 @@ from heddle_dask.live.wire.messages import (
     step_key,
 )
 from heddle_dask.live.wire.result_push import Outbox
-from heddle_dask.live.wire.transport import Done, Handlers, send
+from heddle_dask.live.wire.transport import Done, Handlers
 from heddle_dask.live.wire.worker_messages import (
     EngineReadyReport,
     EngineStartFailedReport,
@@ -80,6 +80,7 @@ from heddle_dask.live.wire.worker_messages import (
     StepResults,
     TakeContext,
 )
+from heddle_dask.live.worker.announcements import Announcements
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.called_off_steps import NOT_BEGUN, CalledOffSteps
 from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
@@ -145,6 +146,7 @@ class RolloutWorker(WorkerPlugin):
         self._hosts = 0
         self._torn_down = False
         self._changing = asyncio.Lock()
+        self._announcements = Announcements(worker)
         self._contexts = ContextCache()
         self._outbox: Outbox[PushedStep] = Outbox()
         weights = os.environ.get(WEIGHTS_VARIABLE) or Path(worker.local_directory).parent / "heddle-weights"
@@ -168,6 +170,7 @@ class RolloutWorker(WorkerPlugin):
         handlers.take_order(InstallWeights, lambda _, command: self._weights.install(command))
         handlers.add_to(worker)
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
+        await self._announcements.begin()
         if self.waits:
             self._send(self._description(visible_gpus(self.spec, os.environ)))
         elif engine_kind(self.spec.kind).uses_gpus() and not self.spec.devices:
@@ -190,6 +193,7 @@ class RolloutWorker(WorkerPlugin):
             if self.engine_id:
                 self._on_lost("it was stopped")
             self._send(GpusReturnedReport())
+            self._announcements.close()
             await worker.set_resources(**{SLOT_RESOURCE: 0})
 
     @property
@@ -292,8 +296,7 @@ class RolloutWorker(WorkerPlugin):
         self._send(EngineStartFailedReport(reason))
 
     def _send(self, message: Message) -> None:
-        assert self.worker is not None
-        send(self.worker, message)
+        self._announcements.send(message)
 
     # -- steps -------------------------------------------------------------------------------------
 
