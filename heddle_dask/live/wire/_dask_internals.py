@@ -241,6 +241,13 @@ async def _remove_plugin(name: str, dask_worker: Worker) -> None:
         await dask_worker.plugin_remove(name=name)
 
 
+async def publish_resource(worker: Worker, name: str, units: float) -> None:
+    """Tell the scheduler of a resource; it does not know a worker that leaves any more, and would log a KeyError."""
+    leaves = (Status.closing_gracefully, Status.closing, Status.closed, Status.failed)
+    if worker.status not in leaves:
+        await worker.set_resources(**{name: units})
+
+
 def set_event(scheduler: Scheduler, name: str) -> None:
     """Set a `distributed.Event`, from the scheduler."""
     scheduler.extensions["events"].event_set(name)

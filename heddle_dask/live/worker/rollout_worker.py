@@ -194,7 +194,7 @@ class RolloutWorker(WorkerPlugin):
                 self._on_lost("it was stopped")
             self._send(GpusReturnedReport())
             self._announcements.close()
-            await worker.set_resources(**{SLOT_RESOURCE: 0})
+            await dask.publish_resource(worker, SLOT_RESOURCE, 0)
 
     @property
     def client(self) -> EngineClient | None:
@@ -254,7 +254,7 @@ class RolloutWorker(WorkerPlugin):
         host, self._host = self._host, None
         self.engine_id, self._client = "", None
         await host.stop()
-        await self.worker.set_resources(**{SLOT_RESOURCE: 0})
+        await dask.publish_resource(self.worker, SLOT_RESOURCE, 0)
 
     def _on_ready(self, client: EngineClient, info: EngineInfo) -> None:
         self._incarnations += 1
@@ -267,7 +267,7 @@ class RolloutWorker(WorkerPlugin):
         """Publish the slots first: a step placed here must find the resource."""
         assert self.worker is not None
         engine_id, kind = self.engine_id, engine_kind(self.spec.kind)
-        await self.worker.set_resources(**{SLOT_RESOURCE: info.slots + self.spec.steps_ahead})
+        await dask.publish_resource(self.worker, SLOT_RESOURCE, info.slots + self.spec.steps_ahead)
         if engine_id == self.engine_id and self._client is not None:
             version = self._client.version
             engine = EngineDescription(
