@@ -425,7 +425,7 @@ def test_times_of_an_earlier_session_are_left_out():
 
 
 def test_meter_tells_rate_and_time_left():
-    clock = iter([10.0, 12.0, 20.0])
+    clock = iter([10.0, 12.0, 20.0, 21.0, 22.0])
     counts: dict[str, object] = {}
     meter = Meter(4, Tally(), lambda: counts, lambda: next(clock))
     assert meter.snapshot().left_s is None
@@ -437,6 +437,10 @@ def test_meter_tells_rate_and_time_left():
     second = meter.snapshot()
     assert second.left_s == pytest.approx(24.0)  # one in 8 s, three to go
     assert "done 1/4" in second.line() and "24 s left" in second.line()
+    counts.update(engines_ready=0, engines_told="next job in 96 s", generating=0)
+    assert meter.snapshot().line().endswith("tokens/s · no engine; next job in 96 s")
+    counts.update(engines_ready=1)
+    assert "no engine" not in meter.snapshot().line()
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (190, "3 min 10 s"), (7500, "2 h 05 min")])

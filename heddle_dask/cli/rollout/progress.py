@@ -34,6 +34,8 @@ class Snapshot:
     ----------
     left_s
         Estimate from the pace so far; None until a tenth is done. It is too small while long trajectories remain.
+    waits_for
+        What all wait for; empty while there is an engine.
     """
 
     done: int
@@ -44,6 +46,7 @@ class Snapshot:
     failed: int
     tokens_per_s: float
     left_s: float | None
+    waits_for: str = ""
 
     @property
     def has_begun(self) -> bool:
@@ -58,7 +61,9 @@ class Snapshot:
             f"failed {self.failed}",
             f"{self.tokens_per_s:,.0f} tokens/s",
         ]
-        if self.left_s is not None and self.done < self.total:
+        if self.waits_for:
+            parts.append(self.waits_for)
+        elif self.left_s is not None and self.done < self.total:
             parts.append(f"about {duration(self.left_s)} left")
         return " · ".join(parts)
 
@@ -98,6 +103,7 @@ class Meter:
             failed=self._tally.statuses["failed"],
             tokens_per_s=self._rate(now_s, int(counts.get("tokens", 0))),
             left_s=left_s,
+            waits_for=_missing(counts),
         )
 
     def _rate(self, now_s: float, tokens: int) -> float:
@@ -106,6 +112,12 @@ class Meter:
             self._tokens.popleft()
         then_s, before = self._tokens[0]
         return (tokens - before) / (now_s - then_s) if now_s > then_s else 0.0
+
+
+def _missing(counts: Mapping[str, Any]) -> str:
+    if counts.get("engines_ready", 1):
+        return ""
+    return "; ".join(filter(None, ("no engine", counts.get("engines_told"))))
 
 
 class ProgressDisplay:

@@ -314,6 +314,7 @@ class HeddleScheduler(SchedulerPlugin):
         queued = {
             "engines_queued": self._queue.now.engines,
             "tool_workers_queued": self._queue.now.tool_workers,
+            "engines_told": self._queue.now.engines_told,
         }
         return replace(updates, counts={**updates.counts, **queued})
 
