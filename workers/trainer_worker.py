@@ -1,7 +1,3 @@
 """The same as `heddle_dask.preload.trainer_worker`, which no package of a user's own hides."""
 
-from __future__ import annotations
-
-from heddle_dask.preload.trainer_worker import dask_setup
-
-__all__ = ["dask_setup"]
+from heddle_dask.preload.trainer_worker import dask_setup as dask_setup

@@ -464,13 +464,13 @@ def test_a_worker_waits_for_an_event_that_the_scheduler_sets() -> None:
     async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
         (worker,) = workers
         assert not await internals.event_is_set(worker, "here")
-        waits = asyncio.create_task(internals.event_wait(worker, "here"))
-        given_up = asyncio.create_task(internals.event_wait(worker, "here"))
+        waits = asyncio.create_task(internals.event_is_set(worker, "here", wait=True))
+        given_up = asyncio.create_task(internals.event_is_set(worker, "here", wait=True))
         await until(lambda: scheduler.extensions["events"]._waiter_count["here"] == 2)
         given_up.cancel()
         internals.set_event(scheduler, "here")
-        await waits
+        assert await waits
         assert await internals.event_is_set(worker, "here")
-        await internals.event_wait(worker, "here")
+        assert await internals.event_is_set(worker, "here", wait=True)
 
     with_cluster(body)

@@ -34,8 +34,6 @@ class Snapshot:
     ----------
     left_s
         Estimate from the pace so far; None until a tenth is done. It is too small while long trajectories remain.
-    waits_for
-        What all wait for; empty while there is an engine.
     """
 
     done: int
@@ -46,7 +44,7 @@ class Snapshot:
     failed: int
     tokens_per_s: float
     left_s: float | None
-    waits_for: str = ""
+    waits_for: str = ""  # while there is no engine
 
     @property
     def has_begun(self) -> bool:
@@ -91,6 +89,7 @@ class Meter:
         done = int(counts.get("finished", 0))
         if self._began_s is None and (counts.get("alive") or done):
             self._began_s = now_s
+        told = f"no engine; {counts.get('engines_told', '')}".rstrip("; ")
         left_s = None
         if self._began_s is not None and done and done >= _SHARE_FOR_ESTIMATE * self._total:
             left_s = (now_s - self._began_s) * (self._total - done) / done
@@ -103,7 +102,7 @@ class Meter:
             failed=self._tally.statuses["failed"],
             tokens_per_s=self._rate(now_s, int(counts.get("tokens", 0))),
             left_s=left_s,
-            waits_for=_missing(counts),
+            waits_for="" if counts.get("engines_ready", 1) else told,
         )
 
     def _rate(self, now_s: float, tokens: int) -> float:
@@ -112,12 +111,6 @@ class Meter:
             self._tokens.popleft()
         then_s, before = self._tokens[0]
         return (tokens - before) / (now_s - then_s) if now_s > then_s else 0.0
-
-
-def _missing(counts: Mapping[str, Any]) -> str:
-    if counts.get("engines_ready", 1):
-        return ""
-    return "; ".join(filter(None, ("no engine", counts.get("engines_told"))))
 
 
 class ProgressDisplay:

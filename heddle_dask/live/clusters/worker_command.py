@@ -12,8 +12,7 @@ from heddle_dask.live.wire.messages import ENGINE_RESOURCE, MODEL_RESOURCE, TRAI
 
 # A coroutine task takes a slot and no thread: slots must never be the limit.
 WORKER_SLOTS = 4096
-PRELOADS = "heddle_dask.preload"
-"""The package of our preloads. Dask imports them: nothing here does."""
+PRELOADS = "heddle_dask.preload"  # their package; Dask imports them, and nothing here does
 
 # uvloop takes a quarter off the latency of a message. Dask's profiler samples threads, in which none of our tasks run,
 # 100 times a second in every process. Its look for a stalled event loop wakes every process 50 times a second, nannies
@@ -42,11 +41,12 @@ def worker_arguments(
         Options of its connections: protocol and TLS files, host, ports.
     """
     tags = ",".join(f"{key}={value:g}" for key, value in resources.items())
-    kind = "rollout_worker" if ENGINE_RESOURCE in resources else "tool_worker"
-    if MODEL_RESOURCE in resources:
-        kind = "model_worker"
-    if TRAINER_RESOURCE in resources:
-        kind = "trainer_worker"
+    kinds = {
+        TRAINER_RESOURCE: "trainer_worker",
+        MODEL_RESOURCE: "model_worker",
+        ENGINE_RESOURCE: "rollout_worker",
+    }
+    kind = next((kind for tag, kind in kinds.items() if tag in resources), "tool_worker")
     return [
         "worker",
         scheduler,

@@ -253,14 +253,9 @@ def set_event(scheduler: Scheduler, name: str) -> None:
     scheduler.extensions["events"].event_set(name)
 
 
-async def event_is_set(worker: Worker, name: str) -> bool:
-    """Whether a `distributed.Event` is set, asked by a worker, which needs no client for it."""
-    return bool(await worker.scheduler.event_is_set(name=name))
-
-
-async def event_wait(worker: Worker, name: str) -> None:
-    """Wait for a `distributed.Event` on a worker; an OSError when the connection breaks meanwhile."""
-    await worker.scheduler.event_wait(name=name)
+async def event_is_set(worker: Worker, name: str, *, wait: bool = False) -> bool:
+    """Whether a `distributed.Event` is set, perhaps once it is; an OSError when the connection breaks meanwhile."""
+    return bool(await (worker.scheduler.event_wait if wait else worker.scheduler.event_is_set)(name=name))
 
 
 def results_needed(worker: WorkerState) -> int:

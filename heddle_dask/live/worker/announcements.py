@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from distributed import Worker
 
@@ -15,10 +16,9 @@ _AGAIN_S = 1.0
 
 
 class Announcements:
-    """Messages to the scheduler's plugin, held back in their order until it is there.
+    """Messages to the scheduler's plugin, held back in order until it is there: with the first rollout perhaps.
 
-    It may come with the first rollout only. A scheduler closes the connection of a worker that sends what nothing there
-    handles.
+    Dask closes the connection of a worker that sends what nothing in the scheduler handles.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -28,20 +28,17 @@ class Announcements:
 
     async def begin(self) -> None:
         """Where the plugin is there already, what is sent after this goes at once."""
-        try:
+        with contextlib.suppress(OSError):  # there is no scheduler yet
             if await dask.event_is_set(self._worker, SCHEDULER_EVENT):
                 return self._release()
-        except OSError:
-            pass  # there is no scheduler yet
         self._waits = asyncio.ensure_future(self._wait())
 
     async def _wait(self) -> None:
-        while True:
-            try:
-                await dask.event_wait(self._worker, SCHEDULER_EVENT)
+        while self._held is not None:
+            with contextlib.suppress(OSError):  # the connection broke, and the worker may have another one
+                await dask.event_is_set(self._worker, SCHEDULER_EVENT, wait=True)
                 return self._release()
-            except OSError:  # the connection broke, and the worker may have another one
-                await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(_AGAIN_S)
 
     def _release(self) -> None:
         held, self._held = self._held, None
@@ -56,6 +53,6 @@ class Announcements:
             self._held.append(message)
 
     def close(self) -> None:
-        """Nobody is waited for any more; what is held back is dropped."""
+        """Drop what is held back."""
         if self._waits is not None:
             self._waits.cancel()

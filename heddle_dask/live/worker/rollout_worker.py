@@ -46,7 +46,6 @@ from heddle_dask.engines.contract import (
 from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.live.wire import _dask_internals as dask
-from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.messages import (
     ENGINE_LOGS_VARIABLE,
@@ -147,6 +146,7 @@ class RolloutWorker(WorkerPlugin):
         self._torn_down = False
         self._changing = asyncio.Lock()
         self._announcements = Announcements(worker)
+        self._send = self._announcements.send
         self._contexts = ContextCache()
         self._outbox: Outbox[PushedStep] = Outbox()
         weights = os.environ.get(WEIGHTS_VARIABLE) or Path(worker.local_directory).parent / "heddle-weights"
@@ -231,7 +231,7 @@ class RolloutWorker(WorkerPlugin):
             Path(logs) / f"host-{self._hosts}",
             on_ready=self._on_ready,
             on_lost=self._on_lost,
-            on_start_failed=self._on_start_failed,
+            on_start_failed=lambda reason: self._send(EngineStartFailedReport(reason)),
             watch=self.watch,
             weights=Path(weights) if (weights := os.environ.get(WEIGHTS_VARIABLE)) else None,
         )
@@ -291,12 +291,6 @@ class RolloutWorker(WorkerPlugin):
         self._send(Report("", EngineLost(UNSTAMPED, EngineId(self.engine_id), reason, stranded=False)))
         self.engine_id = ""
         self._client = None
-
-    def _on_start_failed(self, reason: str) -> None:
-        self._send(EngineStartFailedReport(reason))
-
-    def _send(self, message: Message) -> None:
-        self._announcements.send(message)
 
     # -- steps -------------------------------------------------------------------------------------
 

@@ -145,31 +145,21 @@ def jobs_waited_for(capacity: Capacity, engines: int | None) -> str:
 
 
 def missing_workers(capacity: Capacity, engines: int | None) -> str:
-    """One line that says which workers are missing; empty when there are enough."""
-    total, tagged = capacity.workers, capacity.engine_workers
-    if tagged < (engines or 1):
-        wanted = f"{engines or 1} worker(s) that can host the model"
-        return (
-            f"the cluster has {tagged} of {wanted} ({total} workers in all): "
-            f"{_advice(capacity, 'rollout', f'{ENGINE_RESOURCE}=1')}"
-        )
-    if capacity.tool_workers < 1:
-        return (
-            f"the cluster has no worker for tool calls ({total} workers in all): "
-            f"{_advice(capacity, 'tool', f'{TOOL_RESOURCE}=<cpus>')}"
-        )
-    return ""
-
-
-def _advice(capacity: Capacity, role: str, tag: str) -> str:
-    """What brings a missing worker: where a cluster object starts them, its groups and jobs do."""
+    """One line that says which workers are missing and what brings them; empty when there are enough."""
+    if capacity.engine_workers < (engines or 1):
+        lacks = f"{capacity.engine_workers} of {engines or 1} worker(s) that can host the model"
+        role, tag = "rollout", f"{ENGINE_RESOURCE}=1"
+    elif capacity.tool_workers < 1:
+        lacks, role, tag = "no worker for tool calls", "tool", f"{TOOL_RESOURCE}=<cpus>"
+    else:
+        return ""
     if not capacity.queued.engines_to_begin:
-        return f"start workers with --resources {tag}"
-    if capacity.queued.trouble:
-        return f"latest failed job: {capacity.queued.trouble}"
-    return (
-        f"no job that brings one queues: the cluster file needs a group with role = {role!r}, and jobs of it"
-    )
+        advice = f"start workers with --resources {tag}"
+    elif capacity.queued.trouble:
+        advice = f"latest failed job: {capacity.queued.trouble}"
+    else:
+        advice = f"the cluster file needs a group with role = {role!r}, and jobs of it: none is queued"
+    return f"the cluster has {lacks} ({capacity.workers} workers in all): {advice}"
 
 
 def hardware_of(engines: Sequence[EngineDescription]) -> dict[str, int]:
