@@ -100,8 +100,8 @@ def test_the_advice_fits_who_starts_the_workers(workers: int) -> None:
 
 
 def test_it_is_told_where_the_engines_are_that_will_come() -> None:
-    delayed = QueuedCapacity(engines_to_begin=1, trouble="gpu-3: it failed", next_job_s=96.2)
-    assert delayed.engines_told == "next job in 96 s (latest failed job: gpu-3: it failed)"
+    delayed = QueuedCapacity(engines_to_begin=1, next_job_s=96.2)
+    assert delayed.engines_told == "next job in 96 s"
     assert (
         replace(delayed, engines=1, starting_engines=2).engines_told
         == "1 in jobs that queue, 2 in jobs that start"

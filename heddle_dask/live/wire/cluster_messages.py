@@ -78,10 +78,7 @@ class QueuedCapacity(WireValue):
         """Where the engines are that will come; empty where none is known to."""
         if self.engines or self.starting_engines:
             return in_jobs(self.engines, self.starting_engines)
-        if not self.next_job_s:
-            return ""
-        told = f" (latest failed job: {self.trouble})" if self.trouble else ""
-        return f"next job in {self.next_job_s:.0f} s{told}"
+        return f"next job in {self.next_job_s:.0f} s" if self.next_job_s else ""
 
 
 def in_jobs(queued: int, starting: int) -> str:
