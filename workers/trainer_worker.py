@@ -1,16 +1,3 @@
-"""Preload for workers of trainers: ``dask worker ADDRESS --resources TRAINER=1 --preload workers.trainer_worker``.
+"""The same as `heddle_dask.preload.trainer_worker`, which no package of a user's own hides."""
 
-The trainer uses the GPUs of ``CUDA_VISIBLE_DEVICES``, one for each of its ranks, and shares them with no engine.
-``HEDDLE_TRAINER_THREADS`` is the number of CPU threads of each rank where the trainer's description names none [1].
-"""
-
-from __future__ import annotations
-
-from distributed import Worker
-
-from heddle_dask.live.worker.trainer_host import TrainerHost
-
-
-async def dask_setup(worker: Worker) -> None:
-    """Add the plugin when the worker has connected; a client that registers it again changes nothing."""
-    await worker.plugin_add(TrainerHost(), catch_errors=False)
+from heddle_dask.preload.trainer_worker import dask_setup as dask_setup

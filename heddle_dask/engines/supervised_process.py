@@ -112,6 +112,18 @@ def _blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def log_tail(path: Path, lines: int, start_bytes: int = 0) -> tuple[str, ...]:
+    """The last lines of a log, from `start_bytes` on, without empty ones; none where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(start_bytes, end - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ()
+    return tuple([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
+
+
 class SupervisedProcess:
     """One program that this process owns.
 
@@ -260,14 +272,7 @@ class SupervisedProcess:
 
     def log_tail(self, lines: int = 20) -> tuple[str, ...]:
         """The last lines that the program printed since its launch."""
-        try:
-            with self.log_path.open("rb") as file:
-                end = file.seek(0, os.SEEK_END)
-                file.seek(max(self._log_start_bytes, end - _TAIL_BYTES))
-                text = file.read().decode(errors="replace")
-        except FileNotFoundError:
-            return ()
-        return tuple([line.rstrip() for line in text.splitlines() if line.strip()][-lines:])
+        return log_tail(self.log_path, lines, self._log_start_bytes)
 
     def _close_pipe(self) -> None:
         if self._pipe >= 0:

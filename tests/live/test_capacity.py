@@ -10,7 +10,7 @@ import pytest
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.connection import capacity as under_test
-from heddle_dask.live.driver.connection.capacity import wait_for_capacity
+from heddle_dask.live.driver.connection.capacity import missing_workers, wait_for_capacity
 from heddle_dask.live.driver.options import Patience
 from heddle_dask.live.wire.cluster_messages import QueuedCapacity
 from heddle_dask.live.wire.driver_messages import Capacity
@@ -86,5 +86,24 @@ def test_a_run_begins_with_the_minimum_of_the_groups(monkeypatch) -> None:
 
 def test_jobs_that_all_fail_end_the_wait_with_the_reason(monkeypatch) -> None:
     nobody = queued(Capacity((), 0, {}, (), 0, 0, 0), engines_to_begin=1, trouble="gpu-3: it was cancelled")
-    with pytest.raises(BadInput, match="latest failed job: gpu-3: it was cancelled"):
+    with pytest.raises(BadInput, match="latest failed job: gpu-3: it was cancelled; waited"):
         waited(monkeypatch, None, nobody, patience_s=0.1)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_advice_fits_who_starts_the_workers(workers: int) -> None:
+    """A person, or the jobs of a cluster object."""
+    lacks = Capacity((), 0, {}, (), workers, workers, 0)
+    by_hand, by_jobs = missing_workers(lacks, None), missing_workers(queued(lacks, engines_to_begin=1), None)
+    assert by_hand.endswith(f"start workers with --resources {('ENGINE=1', 'TOOL=<cpus>')[workers]}")
+    assert f"a group with role = {('rollout', 'tool')[workers]!r}" in by_jobs and "--resources" not in by_jobs
+
+
+def test_it_is_told_where_the_engines_are_that_will_come() -> None:
+    delayed = QueuedCapacity(engines_to_begin=1, next_job_s=96.2)
+    assert delayed.engines_told == "next job in 96 s"
+    assert (
+        replace(delayed, engines=1, starting_engines=2).engines_told
+        == "1 in jobs that queue, 2 in jobs that start"
+    )
+    assert QueuedCapacity().engines_told == ""

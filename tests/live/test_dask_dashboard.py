@@ -219,7 +219,7 @@ def test_the_preload_runs_where_bokeh_is_not_installed(tmp_path: Path) -> None:
         "from distributed import Scheduler\n"
         "async def run():\n"
         "    async with Scheduler(host='127.0.0.1', port=0, dashboard=True, dashboard_address='127.0.0.1:0',\n"
-        "                         preload='workers.scheduler') as scheduler:\n"
+        "                         preload='heddle_dask.preload.scheduler') as scheduler:\n"
         "        print('plugins', 'heddle' in scheduler.plugins)\n"
         "asyncio.run(run())\n"
     )

@@ -486,3 +486,19 @@ def test_a_lent_unit_of_a_resource_starts_a_task_that_waits_for_it() -> None:
         assert (worker.state.total_resources["LLM"], worker.state.available_resources["LLM"]) == (1, 0)
 
     with_cluster(body)
+
+
+def test_a_worker_waits_for_an_event_that_the_scheduler_sets() -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        (worker,) = workers
+        assert not await internals.event_is_set(worker, "here")
+        waits = asyncio.create_task(internals.event_is_set(worker, "here", wait=True))
+        given_up = asyncio.create_task(internals.event_is_set(worker, "here", wait=True))
+        await until(lambda: scheduler.extensions["events"]._waiter_count["here"] == 2)
+        given_up.cancel()
+        internals.set_event(scheduler, "here")
+        assert await waits
+        assert await internals.event_is_set(worker, "here")
+        assert await internals.event_is_set(worker, "here", wait=True)
+
+    with_cluster(body)

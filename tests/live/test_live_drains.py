@@ -65,6 +65,10 @@ async def jobs(directory: Path, *options: Sequence[str]) -> AsyncIterator[tuple[
                 job.stdout.close()
         assert codes == [0] * len(running)
         assert list((directory / "scratch").iterdir()) == []
+    logs = {path.name: path.read_text() for path in directory.rglob("*.log")}
+    assert [name for name, text in logs.items() if "KeyError" in text] == [], (
+        "the scheduler does not know it any more"
+    )
 
 
 def below(job: Job) -> list[psutil.Process]:

@@ -33,8 +33,8 @@ from heddle_dask.live.wire.messages import SLOT_RESOURCE
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.wire.worker_messages import EngineWorkerReport
 from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME, RolloutWorker
+from heddle_dask.preload import rollout_worker
 from heddle_dask.records.reader import RunReader
-from workers import rollout_worker
 
 GPU = "worlds.gpu_engine:GPU"
 TESTS = Path(__file__).parents[1]

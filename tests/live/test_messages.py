@@ -178,7 +178,7 @@ SAMPLES: list[Message] = [
         finished=(FinishedWork(10, 5, 0.5),),
     ),
     cluster.ExchangeDemand(
-        cluster.QueuedCapacity(2, 1, 1, 0, 3, "gpu-0: it was cancelled"),
+        cluster.QueuedCapacity(2, 1, 1, 0, 3, "gpu-0: it was cancelled", 96.0),
         60.0,
         (PoolMaximum("cpu", Resources.of(cpus=4)),),
     ),

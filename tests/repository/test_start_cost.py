@@ -45,7 +45,7 @@ SCHEDULER = """
 import asyncio
 import distributed.cli.dask_scheduler
 from distributed import Scheduler
-from workers.scheduler import dask_setup
+from heddle_dask.preload.scheduler import dask_setup
 
 async def run():
     async with Scheduler(host="127.0.0.1", port=0, dashboard=False) as scheduler:
@@ -53,8 +53,8 @@ async def run():
 
 asyncio.run(run())
 """
-ROLLOUT_WORKER = "import distributed.cli.dask_worker, workers.rollout_worker"
-TOOL_WORKER = "import distributed.cli.dask_worker, workers.tool_worker"
+ROLLOUT_WORKER = "import distributed.cli.dask_worker, heddle_dask.preload.rollout_worker"
+TOOL_WORKER = "import distributed.cli.dask_worker, heddle_dask.preload.tool_worker"
 
 # Of predictions and of stores. XGBoost brings SciPy.
 LEARNING_AND_STORES = ("xgboost", "scipy", "pandas", "zarr", "numcodecs")

@@ -180,6 +180,21 @@ def test_a_group_whose_jobs_wait_says_why_and_does_not_hold_up_the_others(
     run(body())
 
 
+def test_a_job_that_fails_at_once_is_told_with_its_last_words(slurm: Lab, tmp_path: Path) -> None:
+    broken = 'role = "tool"\npartition = "cpu"\nprologue = ["echo no such module; exit 3"]'
+    path = write_cluster_file(tmp_path, broken=broken)
+    told: list[str] = []
+
+    async def body() -> None:
+        async with SlurmCluster(path, asynchronous=True, on_event=told.append) as cluster:
+            await until(lambda: any(" is gone: " in line for line in told))
+            (job,) = [job for job in cluster.jobs() if job.name == "broken-0"]
+            log = tmp_path / "logs" / f"broken-0-{job.job_id}.log"
+            assert job.reason == f"it failed (NonZeroExitCode): no such module (log: {log})"
+
+    run(body())
+
+
 def test_time_in_the_queue_counts_for_no_time_limit(slurm: Lab, tmp_path: Path, model_dir: str) -> None:
     engines = 'role = "rollout"\npartition = "single"\nwalltime = "30min"'
     path = write_cluster_file(tmp_path, alone=engines, cpu="")

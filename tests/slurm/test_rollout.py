@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import shlex
@@ -27,9 +28,13 @@ from heddle_dask.records.store import RunReader
 pytestmark = pytest.mark.slurm
 
 
-BLOCKS = re.findall(r"```bash\n(.*?)```", (REPOSITORY / "docs" / "slurm.md").read_text(), re.DOTALL)
+PAGE = (REPOSITORY / "docs" / "slurm.md").read_text()
+BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 LINK = next(block for block in BLOCKS if "#SBATCH --job-name=rollout" in block)
 SUBMISSION = next(block for block in BLOCKS if "--dependency=afterany" in block)
+JOBQUEUE = next(
+    block for block in re.findall(r"```python[^\n]*\n(.*?)```", PAGE, re.DOTALL) if "dask_jobqueue" in block
+)
 CHECK = next(block for block in BLOCKS if block.startswith("heddle doctor"))
 
 
@@ -103,6 +108,32 @@ def test_the_documented_chain_of_jobs_goes_on_where_a_link_has_ended(
     steps = [body for kind, body in read_journal(tmp_path / "run.journal") if kind == "step"]
     assert len({(body["trajectory_id"], body["step_index"]) for body in steps}) == len(steps) == 8 * 12
     assert "gpu-0 is submitted" in said[second] and "is submitted" not in said[third]
+
+
+def test_the_documented_cluster_of_dask_jobqueue_runs(slurm: Lab, tmp_path: Path, model_dir: str) -> None:
+    """Its workers are there before the scheduler has our plugin."""
+    program = JOBQUEUE.replace("/project/models/Qwen3-8B", model_dir).replace(
+        '"math"', '"math", engines="emulated"'
+    )
+    program = program.replace('"cores": 8', '"cores": 2, "interface": "lo"').replace("32GB", "200MB")
+    program = program.replace(
+        "    Rollout(", "    client.wait_for_workers(2)\n    print(Rollout(", 1
+    ).replace(".run(64)", ".run(8).counts)")
+    (tmp_path / "program.py").write_text(program)
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    logs = [path.read_text() for path in tmp_path.glob("slurm-*.out")]
+    assert done.returncode == 0, (done.stderr, logs)
+    counts = ast.literal_eval(done.stdout)
+    assert set(counts) <= {"completed", "truncated"} and sum(counts.values()) == 8
+    assert len(logs) == 2 and not any("KeyError" in log for log in logs)
 
 
 def test_a_walltime_passes_and_nothing_is_lost(longer_than_a_walltime: Background) -> None:

@@ -44,6 +44,7 @@ class Snapshot:
     failed: int
     tokens_per_s: float
     left_s: float | None
+    waits_for: str = ""  # while there is no engine
 
     @property
     def has_begun(self) -> bool:
@@ -58,7 +59,9 @@ class Snapshot:
             f"failed {self.failed}",
             f"{self.tokens_per_s:,.0f} tokens/s",
         ]
-        if self.left_s is not None and self.done < self.total:
+        if self.waits_for:
+            parts.append(self.waits_for)
+        elif self.left_s is not None and self.done < self.total:
             parts.append(f"about {duration(self.left_s)} left")
         return " · ".join(parts)
 
@@ -86,6 +89,7 @@ class Meter:
         done = int(counts.get("finished", 0))
         if self._began_s is None and (counts.get("alive") or done):
             self._began_s = now_s
+        told = f"no engine; {counts.get('engines_told', '')}".rstrip("; ")
         left_s = None
         if self._began_s is not None and done and done >= _SHARE_FOR_ESTIMATE * self._total:
             left_s = (now_s - self._began_s) * (self._total - done) / done
@@ -98,6 +102,7 @@ class Meter:
             failed=self._tally.statuses["failed"],
             tokens_per_s=self._rate(now_s, int(counts.get("tokens", 0))),
             left_s=left_s,
+            waits_for="" if counts.get("engines_ready", 1) else told,
         )
 
     def _rate(self, now_s: float, tokens: int) -> float:

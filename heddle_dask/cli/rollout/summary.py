@@ -156,7 +156,7 @@ class Tally:
             "steps": self.steps,
             "actions": self.actions,
             "tokens": self.tokens,
-            "makespan_s": _rounded(makespan_s),
+            "makespan_s": _rounded(makespan_s) if self.durations else None,
             "tokens_per_s": _rounded(self.tokens_per_s),
             "reward_mean": self.reward_mean,
             "preemptions": self.preemptions,
@@ -200,7 +200,7 @@ def _rows(tally: Tally) -> Iterable[tuple[str, str]]:
     bound = ""
     if tally.bound_s and tally.makespan_s:
         bound = f" (lower bound {tally.bound_s:.1f} s, {tally.bound_s / tally.makespan_s:.0%} reached)"
-    yield "makespan", f"{tally.makespan_s:.1f} s{bound}"
+    yield "makespan", f"{tally.makespan_s:.1f} s{bound}" if tally.durations else "unknown"
     if tally.durations:
         longest_s, name = max(tally.durations)
         median_s = statistics.median(seconds for seconds, _ in tally.durations)

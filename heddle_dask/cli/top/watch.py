@@ -130,8 +130,8 @@ async def _first(scheduler: Any, address: str) -> Mapping[str, Any]:
         ) from None
     except RuntimeError:
         raise BadInput(
-            f"the Dask scheduler at {address} has no heddle plugin: start it with `--preload workers.scheduler`, "
-            "or wait until a rollout has registered it"
+            f"the Dask scheduler at {address} has no heddle plugin: start it with `--preload "
+            "heddle_dask.preload.scheduler`, or wait until a rollout has registered it"
         ) from None
     return answer.snapshot
 

@@ -29,7 +29,7 @@ from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.isolation.cgroups import find_cgroups
 from heddle_dask.isolation.cores import memory_bytes as machine_memory_bytes
 from heddle_dask.live.clusters.credentials import Credentials
-from heddle_dask.live.clusters.worker_command import QUICK_LOOP, preload_file, worker_arguments
+from heddle_dask.live.clusters.worker_command import PRELOADS, QUICK_LOOP, worker_arguments
 from heddle_dask.live.wire.cluster_messages import ExchangeDemand, QueuedCapacity
 from heddle_dask.live.wire.messages import (
     ENGINE_LOGS_VARIABLE,
@@ -142,7 +142,7 @@ class LocalScheduler(SupervisedDask):
                 "--scheduler-file",
                 str(self._file),
                 "--preload",
-                preload_file("scheduler"),
+                f"{PRELOADS}.scheduler",
             ],
             directory,
             "scheduler",

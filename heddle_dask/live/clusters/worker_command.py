@@ -12,7 +12,7 @@ from heddle_dask.live.wire.messages import ENGINE_RESOURCE, MODEL_RESOURCE, TRAI
 
 # A coroutine task takes a slot and no thread: slots must never be the limit.
 WORKER_SLOTS = 4096
-_INSTALLATION = Path(__file__).parents[3]
+PRELOADS = "heddle_dask.preload"  # their package; Dask imports them, and nothing here does
 
 # uvloop takes a quarter off the latency of a message. Dask's profiler samples threads, in which none of our tasks run,
 # 100 times a second in every process. Its look for a stalled event loop wakes every process 50 times a second, nannies
@@ -22,11 +22,6 @@ QUICK_LOOP: Mapping[str, str] = {
     "DASK_DISTRIBUTED__WORKER__PROFILE__ENABLED": "False",
     "DASK_DISTRIBUTED__ADMIN__TICK__INTERVAL": "500ms",
 }
-
-
-def preload_file(name: str) -> str:
-    """The preload `name` of this installation: by its file, since a user's package may also be called `workers`."""
-    return str(_INSTALLATION / "workers" / f"{name}.py")
 
 
 def worker_arguments(
@@ -46,11 +41,12 @@ def worker_arguments(
         Options of its connections: protocol and TLS files, host, ports.
     """
     tags = ",".join(f"{key}={value:g}" for key, value in resources.items())
-    kind = "rollout_worker" if ENGINE_RESOURCE in resources else "tool_worker"
-    if MODEL_RESOURCE in resources:
-        kind = "model_worker"
-    if TRAINER_RESOURCE in resources:
-        kind = "trainer_worker"
+    kinds = {
+        TRAINER_RESOURCE: "trainer_worker",
+        MODEL_RESOURCE: "model_worker",
+        ENGINE_RESOURCE: "rollout_worker",
+    }
+    kind = next((kind for tag, kind in kinds.items() if tag in resources), "tool_worker")
     return [
         "worker",
         scheduler,
@@ -70,5 +66,5 @@ def worker_arguments(
         "--local-directory",
         str(scratch / name),
         "--preload",
-        preload_file(kind),
+        f"{PRELOADS}.{kind}",
     ]

@@ -40,7 +40,13 @@ from heddle_dask.live.wire import driver_messages as driver
 from heddle_dask.live.wire import training_messages as training
 from heddle_dask.live.wire import worker_messages as workers
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Reported
-from heddle_dask.live.wire.messages import ENGINE_PLUGIN, ENGINE_RESOURCE, STREAM_INTERVAL_S, TOOL_RESOURCE
+from heddle_dask.live.wire.messages import (
+    ENGINE_PLUGIN,
+    ENGINE_RESOURCE,
+    SCHEDULER_EVENT,
+    STREAM_INTERVAL_S,
+    TOOL_RESOURCE,
+)
 from heddle_dask.live.wire.transport import Done, Handlers, ask_worker, send
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.known import KnownWork
@@ -52,7 +58,7 @@ PLUGIN_NAME = "heddle"
 class HeddleScheduler(SchedulerPlugin):
     """Steers the steps and actions of all sessions on the cluster, by one controller.
 
-    Register with ``client.register_plugin(HeddleScheduler())`` or by ``--preload workers.scheduler``;
+    Register with ``client.register_plugin(HeddleScheduler())`` or by ``--preload heddle_dask.preload.scheduler``;
     a second registration changes nothing.
     """
 
@@ -121,6 +127,7 @@ class HeddleScheduler(SchedulerPlugin):
         for kind in get_args(Reported):
             handlers.take_report(kind, of_cluster.get(kind, self.session_event))
         handlers.add_to(scheduler)
+        dask.set_event(scheduler, SCHEDULER_EVENT)
         self._foreign.workers_changed(scheduler)
         metrics.export(self.snapshots)
         ensure_page(scheduler)
@@ -307,6 +314,7 @@ class HeddleScheduler(SchedulerPlugin):
         queued = {
             "engines_queued": self._queue.now.engines,
             "tool_workers_queued": self._queue.now.tool_workers,
+            "engines_told": self._queue.now.engines_told,
         }
         return replace(updates, counts={**updates.counts, **queued})
 

@@ -103,7 +103,7 @@ class RemoteTrainer:
         if not any(TRAINER_RESOURCE in worker["resources"] for worker in workers.values()):
             raise BadInput(
                 f"the cluster has no worker for a trainer: start one with --resources {TRAINER_RESOURCE}=1 "
-                "--preload workers.trainer_worker"
+                "--preload heddle_dask.preload.trainer_worker"
             )
 
     async def _on_trainer(self, function: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:

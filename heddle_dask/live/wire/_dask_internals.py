@@ -256,6 +256,23 @@ async def _remove_plugin(name: str, dask_worker: Worker) -> None:
         await dask_worker.plugin_remove(name=name)
 
 
+async def publish_resource(worker: Worker, name: str, units: float) -> None:
+    """Tell the scheduler of a resource; it does not know a worker that leaves any more, and would log a KeyError."""
+    leaves = (Status.closing_gracefully, Status.closing, Status.closed, Status.failed)
+    if worker.status not in leaves:
+        await worker.set_resources(**{name: units})
+
+
+def set_event(scheduler: Scheduler, name: str) -> None:
+    """Set a `distributed.Event`, from the scheduler."""
+    scheduler.extensions["events"].event_set(name)
+
+
+async def event_is_set(worker: Worker, name: str, *, wait: bool = False) -> bool:
+    """Whether a `distributed.Event` is set, perhaps once it is; an OSError when the connection breaks meanwhile."""
+    return bool(await (worker.scheduler.event_wait if wait else worker.scheduler.event_is_set)(name=name))
+
+
 def results_needed(worker: WorkerState) -> int:
     """Results that only this worker has, and that a client or another task still needs."""
     return sum(len(ts.who_has or ()) < 2 and bool(ts.who_wants or ts.waiters) for ts in worker.has_what)

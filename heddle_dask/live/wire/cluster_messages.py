@@ -72,6 +72,20 @@ class QueuedCapacity(WireValue):
     # Engines with which a rollout may begin; more may join later. 0: there is no such cluster object.
     engines_to_begin: int = 0
     trouble: str = ""  # why the latest job failed, in one line; empty while none has
+    next_job_s: float = 0.0  # seconds until a job with engines is submitted; 0: nothing delays one
+
+    @property
+    def engines_told(self) -> str:
+        """Where the engines are that will come; empty where none is known to."""
+        if self.engines or self.starting_engines:
+            return in_jobs(self.engines, self.starting_engines)
+        return f"next job in {self.next_job_s:.0f} s" if self.next_job_s else ""
+
+
+def in_jobs(queued: int, starting: int) -> str:
+    """So many workers are in jobs that queue, and in jobs that start."""
+    numbers = ((queued, "queue"), (starting, "start"))
+    return ", ".join(f"{number} in jobs that {do}" for number, do in numbers if number)
 
 
 @dataclass(frozen=True, slots=True)

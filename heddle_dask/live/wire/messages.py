@@ -25,6 +25,7 @@ STREAM_INTERVAL_S = 0.0002
 STEP_PREFIX = "llm"
 ACTION_PREFIX = "tool"
 ENGINE_PLUGIN = "heddle-rollout-worker"  # name of the worker plugin that hosts engines
+SCHEDULER_EVENT = "heddle-scheduler"  # a `distributed.Event`: the scheduler has our plugin
 ENGINE_RESOURCE = "ENGINE"  # on a worker that may host an engine
 SLOT_RESOURCE = "LLM"  # published when its engine answers: one per slot, and for each step ahead
 TOOL_RESOURCE = "TOOL"  # on a worker for actions: one per CPU

@@ -46,7 +46,6 @@ from heddle_dask.engines.contract import (
 from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.live.wire import _dask_internals as dask
-from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.messages import (
     ENGINE_LOGS_VARIABLE,
@@ -66,7 +65,7 @@ from heddle_dask.live.wire.messages import (
     step_key,
 )
 from heddle_dask.live.wire.result_push import Outbox
-from heddle_dask.live.wire.transport import Done, Handlers, send
+from heddle_dask.live.wire.transport import Done, Handlers
 from heddle_dask.live.wire.worker_messages import (
     EngineReadyReport,
     EngineStartFailedReport,
@@ -80,6 +79,7 @@ from heddle_dask.live.wire.worker_messages import (
     StepResults,
     TakeContext,
 )
+from heddle_dask.live.worker.announcements import Announcements
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.called_off_steps import NOT_BEGUN, CalledOffSteps
 from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
@@ -114,7 +114,7 @@ async def run_step(call: StepCall) -> StepResult:
 class RolloutWorker(WorkerPlugin):
     """Hosts an engine on every worker tagged ``ENGINE``.
 
-    Register with ``client.register_plugin(RolloutWorker(spec))`` or by ``--preload workers.rollout_worker``.
+    Register with ``client.register_plugin(RolloutWorker(spec))`` or by the preload.
 
     Parameters
     ----------
@@ -145,6 +145,8 @@ class RolloutWorker(WorkerPlugin):
         self._hosts = 0
         self._torn_down = False
         self._changing = asyncio.Lock()
+        self._announcements = Announcements(worker)
+        self._send = self._announcements.send
         self._contexts = ContextCache()
         self._outbox: Outbox[PushedStep] = Outbox()
         weights = os.environ.get(WEIGHTS_VARIABLE) or Path(worker.local_directory).parent / "heddle-weights"
@@ -168,6 +170,7 @@ class RolloutWorker(WorkerPlugin):
         handlers.take_order(InstallWeights, lambda _, command: self._weights.install(command))
         handlers.add_to(worker)
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
+        await self._announcements.begin()
         if self.waits:
             self._send(self._description(visible_gpus(self.spec, os.environ)))
         elif engine_kind(self.spec.kind).uses_gpus() and not self.spec.devices:
@@ -190,7 +193,8 @@ class RolloutWorker(WorkerPlugin):
             if self.engine_id:
                 self._on_lost("it was stopped")
             self._send(GpusReturnedReport())
-            await worker.set_resources(**{SLOT_RESOURCE: 0})
+            self._announcements.close()
+            await dask.publish_resource(worker, SLOT_RESOURCE, 0)
 
     @property
     def client(self) -> EngineClient | None:
@@ -227,7 +231,7 @@ class RolloutWorker(WorkerPlugin):
             Path(logs) / f"host-{self._hosts}",
             on_ready=self._on_ready,
             on_lost=self._on_lost,
-            on_start_failed=self._on_start_failed,
+            on_start_failed=lambda reason: self._send(EngineStartFailedReport(reason)),
             watch=self.watch,
             weights=Path(weights) if (weights := os.environ.get(WEIGHTS_VARIABLE)) else None,
         )
@@ -250,7 +254,7 @@ class RolloutWorker(WorkerPlugin):
         host, self._host = self._host, None
         self.engine_id, self._client = "", None
         await host.stop()
-        await self.worker.set_resources(**{SLOT_RESOURCE: 0})
+        await dask.publish_resource(self.worker, SLOT_RESOURCE, 0)
 
     def _on_ready(self, client: EngineClient, info: EngineInfo) -> None:
         self._incarnations += 1
@@ -263,7 +267,7 @@ class RolloutWorker(WorkerPlugin):
         """Publish the slots first: a step placed here must find the resource."""
         assert self.worker is not None
         engine_id, kind = self.engine_id, engine_kind(self.spec.kind)
-        await self.worker.set_resources(**{SLOT_RESOURCE: info.slots + self.spec.steps_ahead})
+        await dask.publish_resource(self.worker, SLOT_RESOURCE, info.slots + self.spec.steps_ahead)
         if engine_id == self.engine_id and self._client is not None:
             version = self._client.version
             engine = EngineDescription(
@@ -287,13 +291,6 @@ class RolloutWorker(WorkerPlugin):
         self._send(Report("", EngineLost(UNSTAMPED, EngineId(self.engine_id), reason, stranded=False)))
         self.engine_id = ""
         self._client = None
-
-    def _on_start_failed(self, reason: str) -> None:
-        self._send(EngineStartFailedReport(reason))
-
-    def _send(self, message: Message) -> None:
-        assert self.worker is not None
-        send(self.worker, message)
 
     # -- steps -------------------------------------------------------------------------------------
 

@@ -47,9 +47,9 @@ class ServiceWorker(ToolWorker):
 
     name = PLUGIN_NAME
 
-    def setup(self, worker: Worker) -> None:
+    async def setup(self, worker: Worker) -> None:
         """Announce the host; no service is started before one is needed."""
-        super().setup(worker)
+        await super().setup(worker)
         if self.worker is None:
             return
         logs = os.environ.get(ENGINE_LOGS_VARIABLE) or worker.local_directory

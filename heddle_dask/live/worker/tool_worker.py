@@ -49,6 +49,7 @@ from heddle_dask.live.wire.worker_messages import (
     PutActionPayload,
 )
 from heddle_dask.live.worker.action_runner import ActionRunner
+from heddle_dask.live.worker.announcements import Announcements
 from heddle_dask.live.worker.cpu_pool import CoreLease, CpuPool
 from heddle_dask.live.worker.running_call import LimitExceeded
 from heddle_dask.live.worker.sandbox_host import close_sandbox, close_sandboxes, reap_stale_sandboxes
@@ -82,7 +83,7 @@ class ToolWorker(WorkerPlugin):
         self._reports: dict[Key, Report] = {}
         self._ended: dict[Key, None] = {}
 
-    def setup(self, worker: Worker) -> None:
+    async def setup(self, worker: Worker) -> None:
         """Announce the host to the scheduler plugin."""
         resources = self.resources_of(worker.state.total_resources)
         if resources is None:
@@ -108,7 +109,9 @@ class ToolWorker(WorkerPlugin):
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
         host = HostDescription(self.host_id, self.cores.resources if cpus else resources, self.pool)
         mechanism = self.cores.mechanism
-        send(worker, HostReadyReport(host, mechanism.text, mechanism.weaker if cpus else ""))
+        self._announcements = Announcements(worker)
+        await self._announcements.begin()
+        self._announcements.send(HostReadyReport(host, mechanism.text, mechanism.weaker if cpus else ""))
 
     @property
     def pool(self) -> str:
@@ -130,7 +133,8 @@ class ToolWorker(WorkerPlugin):
     async def teardown(self, worker: Worker) -> None:
         """Report the loss of the host, and end the processes of plain functions."""
         if self.worker is not None:
-            send(worker, Report("", HostLost(UNSTAMPED, self.host_id)))
+            self._announcements.send(Report("", HostLost(UNSTAMPED, self.host_id)))
+            self._announcements.close()
             dask.restore_threads(worker, self._threads)
             await self._runner.close()
             await close_sandboxes()

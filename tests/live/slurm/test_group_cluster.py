@@ -149,7 +149,8 @@ def test_jobs_that_fail_at_their_start_end_the_run_with_the_reason(model_dir: st
             engines = Engines(spec=emulated(model_dir), patience=Patience(workers_s=3.0))
             rollout = Rollout(client, env="math", model=model_dir, engines=engines)
             with pytest.raises(
-                BadInput, match=r"latest failed job: gpu-\d: it ended with exit code 3: no such module"
+                BadInput,
+                match=r"latest failed job: gpu-\d: it ended with exit code 3: no such module \(log: .*/gpu-\d-job.log",
             ):
                 await rollout.run(1)
             rows = [line for line in events if "in a row" in line]

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from heddle_dask.live.clusters.slurm.jobs import with_last_words
+from heddle_dask.live.clusters.slurm.replacement import JobPhase, Observation
 
 IMPORT = """
 import importlib, signal, sys, threading
@@ -30,6 +34,8 @@ assert signal.getsignal(signal.SIGUSR2) is signal.SIG_IGN
 
 JOB = """
 import asyncio
+from heddle_dask.live.clusters.slurm.jobs import with_last_words
+from heddle_dask.live.clusters.slurm.replacement import JobPhase, Observation
 from heddle_dask.live.clusters.slurm.queue import SlurmFailed
 from heddle_dask.live.clusters.slurm.slurm_job import SlurmGroupJob
 from heddle_dask.live.clusters.slurm.worker_group import WorkerGroup
@@ -68,3 +74,16 @@ def test_dask_jobqueue_is_imported_in_any_thread_and_leaves_ctrl_c_alone(where: 
 
 def test_a_job_is_submitted_with_our_script_and_a_refusal_is_kept() -> None:
     subprocess.run([sys.executable, "-c", JOB], check=True)
+
+
+def test_the_end_of_a_job_is_told_with_its_last_words_where_it_has_any(tmp_path: Path) -> None:
+    failed = Observation(JobPhase.ENDED, "it failed (NonZeroExitCode)")
+    log = tmp_path / "gpu-0-7.log"
+    told = with_last_words(failed, log, ()).reason
+    assert told == f"it failed (NonZeroExitCode), without a log: its node must be able to write {log}"
+    log.touch()
+    assert with_last_words(failed, log, ()).reason == f"it failed (NonZeroExitCode) (log: {log})"
+    said = with_last_words(failed, log, ("no", "module " + "x" * 1000)).reason
+    assert said.startswith("it failed (NonZeroExitCode): xxx") and said.endswith(f"xxx (log: {log})")
+    for other in (Observation(JobPhase.RUNNING), Observation(JobPhase.ENDED, "it ended", planned=True)):
+        assert with_last_words(other, log, ("words",)) == other

@@ -289,10 +289,6 @@ class SlurmCluster(SupervisedCluster):
             self._tending.pin(group, number)
         return self._wake()
 
-    def scale_group(self, group: str, n: int) -> Any:
-        """Ask for `n` jobs of one group, as `scale` does; for names that are no Python identifiers."""
-        return self.scale(**{group: n})
-
     def adapt(  # type: ignore[override]
         self, *, rule: ScalingRule | None = None, **limits: tuple[int, int]
     ) -> Any:

@@ -80,6 +80,11 @@ def job_script(
     return "\n\n".join("\n".join(lines) for lines in parts if lines) + "\n"
 
 
+def job_log(logs: Path, job_name: str, job_id: str) -> Path:
+    """Where SLURM writes what a job prints."""
+    return logs / f"{job_name}-{job_id}.log"
+
+
 def srun_arguments(plan: ClusterPlan, group: WorkerGroup, job_name: str) -> list[str]:
     """The command before a shell with the script: it runs as a step of this allocation, beside other steps."""
     words = [
@@ -111,7 +116,7 @@ def submission_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _directives(plan: ClusterPlan, group: WorkerGroup, job_name: str) -> list[str]:
     memory = None if group.memory_bytes is None else slurm_memory(group.memory_bytes)
-    logs = None if plan.logs is None else f"{plan.logs}/{job_name}-%j.log"
+    logs = None if plan.logs is None else str(job_log(plan.logs, job_name, "%j"))
     options = {
         "job-name": job_name,
         "partition": group.partition,

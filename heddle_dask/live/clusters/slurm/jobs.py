@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from distributed.deploy.spec import ProcessInterface
@@ -20,6 +21,21 @@ _WAITS = (
     "Requested nodes are busy",
 )
 _BEGINS = "Step created for"
+
+
+LAST_LINES = 2
+_LONGEST_WORDS = 400
+
+
+def with_last_words(seen: Observation, log: Path, tail: Sequence[str]) -> Observation:
+    """An end that was not expected, with what the job printed last, and where the rest is."""
+    if seen.phase is not JobPhase.ENDED or seen.planned:
+        return seen
+    words = " | ".join(tail)[-_LONGEST_WORDS:]
+    told = f"{f': {words}' if words else ''} (log: {log})"
+    if not log.exists():
+        told = f", without a log: its node must be able to write {log}"
+    return replace(seen, reason=seen.reason + told)
 
 
 ScriptOf = Callable[[WorkerGroup, str, str], str]
@@ -67,9 +83,8 @@ class LocalGroupJob(ProcessInterface):
         code = self.process.returncode
         if code is None:
             return Observation(JobPhase.RUNNING)
-        tail = " | ".join(self.process.log_tail(2))
-        reason = f"it ended with exit code {code}" + (f": {tail}" if tail and code else "")
-        return Observation(JobPhase.ENDED, reason, planned=code == 0)
+        ended = Observation(JobPhase.ENDED, f"it ended with exit code {code}", planned=code == 0)
+        return with_last_words(ended, self.process.log_path, self.process.log_tail(LAST_LINES))
 
 
 class SrunJob(LocalGroupJob):

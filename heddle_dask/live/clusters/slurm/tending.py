@@ -10,9 +10,11 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from heddle_dask.engines.supervised_process import log_tail
 from heddle_dask.live.clusters.local import SupervisedCluster
+from heddle_dask.live.clusters.slurm.job_script import job_log
 from heddle_dask.live.clusters.slurm.job_table import JobTable, worker_names
-from heddle_dask.live.clusters.slurm.jobs import LocalGroupJob
+from heddle_dask.live.clusters.slurm.jobs import LAST_LINES, LocalGroupJob, with_last_words
 from heddle_dask.live.clusters.slurm.queue import SlurmFailed, SlurmQueue
 from heddle_dask.live.clusters.slurm.queue_parsing import refusal_kind, short_refusal
 from heddle_dask.live.clusters.slurm.replacement import (
@@ -142,9 +144,8 @@ class Tending:
         finally:
             # The scheduler hears of the queue and tells of the work, also when SLURM does not answer.
             maxima = (group.maximum_of_pool for group in self._plan.groups.values())
-            request = ExchangeDemand(
-                self.table.queued_capacity(), _ANNOUNCED_S, tuple(each for each in maxima if each is not None)
-            )
+            queued = replace(self.table.queued_capacity(), next_job_s=self._next_job_s(now_s))
+            request = ExchangeDemand(queued, _ANNOUNCED_S, tuple(each for each in maxima if each is not None))
             demand = await ask_over(self._cluster.scheduler_comm, request)
         joined = {name for name, job in self.table.present.items() if job.joined_s is not None}
         loads = self.table.take_loads(demand.workers, now_s)
@@ -185,9 +186,16 @@ class Tending:
             self._asked_queue_s = now_s
             for name, seen in (await self._queue.observe(asked)).items():
                 before = self.table.present[name]
+                seen = await self._with_last_words(before, seen)
                 self.table.put(before.observed(seen, time.monotonic()))
                 if seen.phase is JobPhase.PENDING and seen.reason not in ("", before.reason):
                     self._note(f"{name} waits in the queue: {seen.reason}")
+
+    async def _with_last_words(self, job: JobRecord, seen: Observation) -> Observation:
+        if job.leaving or self._plan.logs is None:
+            return seen
+        log = job_log(self._plan.logs, job.name, job.job_id)
+        return with_last_words(seen, log, await asyncio.to_thread(log_tail, log, LAST_LINES))
 
     def _with_walltime(self, record: JobRecord, seen: Observation, now_s: float) -> JobRecord:
         """A process of this machine has no batch system that ends it: the group's walltime says when it leaves."""
@@ -271,6 +279,13 @@ class Tending:
         losses = self._losses.get(group, Losses())
         wait_s = losses.not_before_s - now_s
         return f"; failure {losses.in_a_row} in a row, the next job in {wait_s:.0f} s" if wait_s > 0 else ""
+
+    def _next_job_s(self, now_s: float) -> float:
+        """Seconds until a job with engines may be submitted again; 0: nothing delays one."""
+        rollout = [name for name, group in self._plan.groups.items() if group.role == "rollout"]
+        times = [self._losses[name].not_before_s for name in rollout if name in self._losses]
+        times += [self._limits[name].probe_s for name in rollout if name in self._limits]
+        return min((at_s - now_s for at_s in times if at_s > now_s), default=0.0)
 
     def _submit(self, numbers: Mapping[str, int], now_s: float) -> None:
         for group, number in numbers.items():

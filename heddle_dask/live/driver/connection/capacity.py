@@ -11,6 +11,7 @@ from distributed import Client
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.live.driver.options import Patience
+from heddle_dask.live.wire.cluster_messages import in_jobs
 from heddle_dask.live.wire.driver_messages import Capacity, GetCapacity
 from heddle_dask.live.wire.messages import ENGINE_RESOURCE, TOOL_RESOURCE
 from heddle_dask.live.wire.transport import ask_scheduler
@@ -137,36 +138,28 @@ def jobs_waited_for(capacity: Capacity, engines: int | None) -> str:
     jobs, told = capacity.queued, []
     wanted = engines or jobs.engines_to_begin or 1
     if capacity.engine_workers < wanted and jobs.engines + jobs.starting_engines:
-        where = _in_jobs(jobs.engines, jobs.starting_engines)
-        told.append(f"{capacity.engine_workers} of {wanted} rollout workers are there; {where}")
+        told.append(f"{capacity.engine_workers} of {wanted} rollout workers are there; {jobs.engines_told}")
     if capacity.tool_workers < 1 and jobs.tool_workers + jobs.starting_tool_workers:
-        told.append(f"no tool worker is there; {_in_jobs(jobs.tool_workers, jobs.starting_tool_workers)}")
+        told.append(f"no tool worker is there; {in_jobs(jobs.tool_workers, jobs.starting_tool_workers)}")
     return "; ".join(told)
 
 
-def _in_jobs(queued: int, starting: int) -> str:
-    parts = [
-        f"{number} in jobs that {do}" for number, do in ((queued, "queue"), (starting, "start")) if number
-    ]
-    return ", ".join(parts)
-
-
 def missing_workers(capacity: Capacity, engines: int | None) -> str:
-    """One line that says which workers are missing; empty when there are enough."""
-    total, tagged = capacity.workers, capacity.engine_workers
-    trouble = f" (latest failed job: {capacity.queued.trouble})" if capacity.queued.trouble else ""
-    if tagged < (engines or 1):
-        wanted = f"{engines or 1} worker(s) that can host the model"
-        return (
-            f"the cluster has {tagged} of {wanted} ({total} workers in all): "
-            f"start workers with --resources {ENGINE_RESOURCE}=1{trouble}"
-        )
-    if capacity.tool_workers < 1:
-        return (
-            f"the cluster has no worker for tool calls ({total} workers in all): "
-            f"start one with --resources {TOOL_RESOURCE}=<cpus>{trouble}"
-        )
-    return ""
+    """One line that says which workers are missing and what brings them; empty when there are enough."""
+    if capacity.engine_workers < (engines or 1):
+        lacks = f"{capacity.engine_workers} of {engines or 1} worker(s) that can host the model"
+        role, tag = "rollout", f"{ENGINE_RESOURCE}=1"
+    elif capacity.tool_workers < 1:
+        lacks, role, tag = "no worker for tool calls", "tool", f"{TOOL_RESOURCE}=<cpus>"
+    else:
+        return ""
+    if not capacity.queued.engines_to_begin:
+        advice = f"start workers with --resources {tag}"
+    elif capacity.queued.trouble:
+        advice = f"latest failed job: {capacity.queued.trouble}"
+    else:
+        advice = f"the cluster file needs a group with role = {role!r}, and jobs of it: none is queued"
+    return f"the cluster has {lacks} ({capacity.workers} workers in all): {advice}"
 
 
 def hardware_of(engines: Sequence[EngineDescription]) -> dict[str, int]:

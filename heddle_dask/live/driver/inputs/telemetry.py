@@ -188,8 +188,9 @@ class SpanSender:
             self.dropped += len(batch)
             if not self._noted:
                 self._noted = True
+                told = " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
                 self._note(
-                    f"note: spans cannot be sent to {self._telemetry.endpoint}: {_shown(error)}; the run goes on"
+                    f"note: spans cannot be sent to {self._telemetry.endpoint}: {told}; the run goes on"
                 )
 
     def _spans(self, record: TrajectoryRecord) -> Trace:
@@ -283,8 +284,3 @@ def _opentelemetry() -> _Api:
             "telemetry needs OpenTelemetry: pip install opentelemetry-sdk opentelemetry-exporter-otlp-proto-http, "
             "or leave the endpoint away"
         ) from None
-
-
-def _shown(error: Exception) -> str:
-    reason = getattr(error, "reason", error)
-    return " ".join(str(reason).split()) or type(error).__name__

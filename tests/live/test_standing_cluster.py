@@ -1,0 +1,73 @@
+"""A cluster that a user has started: a plain scheduler, and workers that were there before the first rollout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from distributed import Client
+from worlds.live_agents import ToolAgent
+from worlds.live_world import emulated, run, until
+
+from heddle_dask.engines.supervised_process import SupervisedProcess
+from heddle_dask.live.clusters.worker_command import QUICK_LOOP
+from heddle_dask.live.driver.options import Engines
+from heddle_dask.live.driver.rollout import Rollout
+
+pytestmark = pytest.mark.cluster
+
+
+@contextlib.contextmanager
+def started(directory: Path, name: str, *arguments: str) -> Iterator[SupervisedProcess]:
+    """A Dask program, as a user starts it."""
+    env = {**QUICK_LOOP, "DASK_TEMPORARY_DIRECTORY": str(directory)}
+    argv = [sys.executable, "-m", "dask", *arguments, "--dashboard-address", "127.0.0.1:0"]
+    process = SupervisedProcess(argv, directory, name, env=env)
+    process.launch()
+    try:
+        yield process
+    finally:
+        run(process.stop())
+
+
+def test_workers_wait_for_the_plugin_which_comes_with_the_first_rollout(
+    model_dir: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "scheduler.json"
+    options = ["--host", "127.0.0.1", "--memory-limit", "0"]
+    both = ["--resources", "ENGINE=1,TOOL=4", "--preload", "workers.rollout_worker"]
+    both += ["--preload", "workers.tool_worker", "--name", "both"]
+    standing = ["--resources", "ENGINE=1", "--name", "standing", "--preload"]
+    standing += ["heddle_dask.preload.rollout_worker", "--model", model_dir, "--engine", "emulated"]
+    standing += ["--options", json.dumps({"cost": {"seconds_per_token": 0.002}})]
+
+    async def body() -> None:
+        async with Client(scheduler_file=str(file), asynchronous=True) as client:
+            await client.wait_for_workers(2)
+            while "LLM" not in str(await client.scheduler.identity(n_workers=-1)):
+                await asyncio.sleep(0.05)  # then the engine answers, and nobody has been told of it
+            asked = Engines(spec=emulated(model_dir), count=1)
+            async with Rollout(client, env=ToolAgent(steps=2), model=model_dir, engines=asked) as rollout:
+                batch = await rollout.run(8)
+            assert batch.counts == {"completed": 8}
+
+    listens = ["--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file)]
+    with started(tmp_path, "scheduler", "scheduler", *listens):
+        address = json.loads(run(content(file)))["address"]
+        with (
+            started(tmp_path, "both", "worker", address, *options, *both),
+            started(tmp_path, "standing", "worker", address, *options, *standing),
+        ):
+            run(body())
+    logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
+    assert not [name for name, text in logs.items() if "Traceback" in text or "KeyError" in text], logs
+
+
+async def content(path: Path) -> str:
+    """Of a file that another process writes."""
+    return await until(lambda: path.exists() and path.read_text())
