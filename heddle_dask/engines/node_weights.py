@@ -163,7 +163,8 @@ class NodeWeightsDirectory:
         for name, path in self._cache.directories():
             lineage, number, _ = name.rsplit("-", 2)
             if lineage != newest.lineage or int(number) < newest.number:
-                self._cache.remove_unused(name, path)
+                with contextlib.suppress(OSError):  # the next one removes it
+                    self._cache.remove_unused(name, path)
 
     def clear(self) -> None:
         """Remove all versions that no engine of this node uses."""

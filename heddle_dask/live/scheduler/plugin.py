@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -41,12 +42,24 @@ from heddle_dask.live.wire import training_messages as training
 from heddle_dask.live.wire import worker_messages as workers
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Reported
 from heddle_dask.live.wire.messages import ENGINE_PLUGIN, ENGINE_RESOURCE, STREAM_INTERVAL_S, TOOL_RESOURCE
-from heddle_dask.live.wire.transport import Done, Handlers, ask_worker, send
+from heddle_dask.live.wire.transport import Done, FaultReport, Handlers, ask_worker, guarded, send
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.known import KnownWork
 from heddle_dask.strategies.described import cost_text, strategies_of_description
 
 PLUGIN_NAME = "heddle"
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def hook(method: F) -> F:
+    """A hook of Dask: where it fails a fact is missed, and no session can go on."""
+
+    @functools.wraps(method)
+    def wrapped(self: HeddleScheduler, *args: Any, **kwargs: Any) -> None:
+        with guarded(method.__name__, "", self._failed):
+            method(self, *args, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
 
 
 class HeddleScheduler(SchedulerPlugin):
@@ -85,7 +98,8 @@ class HeddleScheduler(SchedulerPlugin):
         """Add our handlers."""
         self.scheduler = self._drains.scheduler = scheduler
         collect_seldom()
-        handlers = Handlers()
+        handlers = Handlers(self._failed)
+        handlers.take(FaultReport, self.worker_failed)
         handlers.answer(driver.StartSession, self.start_session)
         handlers.answer(driver.SubmitTrajectories, self.submit)
         handlers.answer(driver.FetchUpdates, self.updates)
@@ -330,6 +344,7 @@ class HeddleScheduler(SchedulerPlugin):
 
     # -- Dask's hooks ------------------------------------------------------------------------------
 
+    @hook
     def update_graph(
         self,
         scheduler: Scheduler,
@@ -349,10 +364,12 @@ class HeddleScheduler(SchedulerPlugin):
             for events in list(self._sessions.values()):
                 events.tasks_submitted(submissions, priority)
 
+    @hook
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """A worker joined."""
         self._foreign.workers_changed(scheduler)
 
+    @hook
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """A worker left or died: its engine and its host are lost with all that ran there."""
         self._foreign.workers_changed(scheduler)
@@ -367,11 +384,13 @@ class HeddleScheduler(SchedulerPlugin):
         for host_id in hosts:
             self._control.tell_loss(ev.HostLost(UNSTAMPED, host_id))
 
+    @hook
     def restart(self, scheduler: Scheduler) -> None:
         """A client has restarted the cluster: Dask forgets all tasks and ends all workers."""
         if self._control is not None:
             self._control.stop("a client has restarted the cluster (Client.restart): all its tasks are gone")
 
+    @hook
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """A driver that has gone takes its session with it, and some time later its engines."""
         for events in [each for each in self._sessions.values() if each.session.client_id == client]:
@@ -394,6 +413,21 @@ class HeddleScheduler(SchedulerPlugin):
         if self._control is not None:
             self._control.close()
         metrics.withdraw(self.snapshots)
+
+    # -- faults of our own -------------------------------------------------------------------------
+
+    def _failed(self, session: str, failure: str) -> None:
+        """A handler or hook has failed: its session ends, or all that are open, where it is no session's own."""
+        control = self._control
+        if session in self._sessions:
+            self._sessions[session].fail(failure)
+        elif control is not None and session in ("", control.name):
+            control.latch(failure)
+
+    def worker_failed(self, worker: str, report: FaultReport) -> None:
+        """A worker could not do what it should."""
+        known = self.scheduler.workers.get(worker)
+        self._failed(report.session, f"worker {known.name if known else worker}: {report.failure}")
 
     # -- engines and hosts -------------------------------------------------------------------------
 

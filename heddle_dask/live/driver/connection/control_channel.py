@@ -134,7 +134,10 @@ class ControlChannel:
             self._on_notice(notice)
         self.counts = updates.counts or self.counts
         if updates.failure:
-            story = f"the scheduler plugin failed and stopped steering:\n{updates.failure}"
+            told = updates.failure
+            story = f"a fault of heddle_dask ended this session: {told}"
+            if "\n" in told:
+                story = f"the scheduler plugin failed and stopped steering:\n{told}"
             self._fail(ControlPlaneFailed(story))
         lost = updates.stopped or self._missing.too_long(updates.counts, time.monotonic())
         if lost:
