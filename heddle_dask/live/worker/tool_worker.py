@@ -53,7 +53,7 @@ from heddle_dask.live.worker.cpu_pool import CoreLease, CpuPool
 from heddle_dask.live.worker.running_call import LimitExceeded
 from heddle_dask.live.worker.sandbox_host import close_sandbox, close_sandboxes, reap_stale_sandboxes
 from heddle_dask.live.worker.tool_fork_server import one_line
-from heddle_dask.live.worker.tool_processes import ToolProcessEnded, ToolRaised
+from heddle_dask.live.worker.tool_processes import ToolProcessEnded, ToolRaised, ToolServerEnded
 from heddle_dask.sandbox.stateful.contract import ReplayDiffers, SandboxFailed
 from heddle_dask.sandbox.stateful.keeper import SandboxMissing
 
@@ -218,7 +218,7 @@ class ToolWorker(WorkerPlugin):
             return "sandbox-differs", b"", str(error), "", None
         except (SandboxFailed, ToolProcessEnded) as error:
             return "raised", b"", str(error), "", None
-        except ServiceFailed as error:
+        except (ServiceFailed, ToolServerEnded) as error:
             return "lost", b"", str(error), "", None
         except asyncio.CancelledError:
             assert self.worker is not None
