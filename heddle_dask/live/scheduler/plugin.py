@@ -35,6 +35,7 @@ from heddle_dask.live.scheduler.session_events import SessionEvents
 from heddle_dask.live.scheduler.snapshot_feed import SnapshotFeed
 from heddle_dask.live.scheduler.warm_start import warm_predictor
 from heddle_dask.live.scheduler.worker_drains import WorkerDrains
+from heddle_dask.live.scheduler.worker_watch import WorkerWatch
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire import cluster_messages as cluster
 from heddle_dask.live.wire import driver_messages as driver
@@ -86,6 +87,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._drains = WorkerDrains(
             self._registry, lambda: self._control, lambda worker: self._deployment.forget_worker(worker)
         )
+        self._watch = WorkerWatch(lambda: self._others(""), self._failed)
         # What a person sees of the cluster and its latest session.
         self.snapshots = SnapshotFeed(self._registry)
 
@@ -135,6 +137,7 @@ class HeddleScheduler(SchedulerPlugin):
         for kind in get_args(Reported):
             handlers.take_report(kind, of_cluster.get(kind, self.session_event))
         handlers.add_to(scheduler)
+        self._watch.start(scheduler)
         self._foreign.workers_changed(scheduler)
         metrics.export(self.snapshots)
         ensure_page(scheduler)
@@ -171,7 +174,9 @@ class HeddleScheduler(SchedulerPlugin):
             control.watched.runs = control.shares
             self._control = control
         run = replace(run, run_id=control.next_run())
-        session = Session(request.session, request.client_id, control.controller, control.now, run)
+        session = Session(
+            request.session, request.client_id, control.controller, control.now, run, request.silence_s
+        )
         events = SessionEvents(
             self.scheduler,
             control,
@@ -409,6 +414,7 @@ class HeddleScheduler(SchedulerPlugin):
     async def close(self) -> None:
         """The scheduler ends."""
         self._owned.close()
+        self._watch.close()
         self._drains.close()
         if self._control is not None:
             self._control.close()

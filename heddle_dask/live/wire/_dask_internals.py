@@ -6,12 +6,14 @@ one, that test says which. Nothing else in the package touches an undocumented a
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from distributed import Client, Future, Scheduler, Status, Worker
 from distributed.core import rpc
-from distributed.scheduler import TaskState, WorkerState
+from distributed.scheduler import TaskState, WorkerState, heartbeat_interval
 from distributed.worker_state_machine import UnpauseEvent
 
 from heddle_dask.core.nouns import Priority
@@ -20,6 +22,8 @@ from heddle_dask.core.nouns import Priority
 HOLD_RESOURCE = "HEDDLE-HOLD"
 # Dask annotation under which our facts travel with a task: a request on its way in, a placement on its way out.
 ANNOTATION = "heddle"
+# A worker without a heartbeat for so long is not waited for: its process is stopped, or its event loop blocked.
+SILENT_S = 10.0
 
 
 def dask_priority(priority: Priority, order: int) -> tuple[float, float, int]:
@@ -217,28 +221,57 @@ async def call_scheduler_at(
 
 
 async def remove_worker_plugin(client: Client, name: str) -> None:
-    """Remove a worker plugin from all workers, and wait for their teardowns; a worker that dies meanwhile is left out.
+    """Remove a worker plugin from all workers, as `forget_worker_plugin` does.
 
     Dask's own call stops at the first failure: when one worker is dying, the teardown of the others is cancelled, and
     the scheduler drops the client's connection without an answer.
     """
-    await client.run_on_scheduler(_forget_plugin, name)  # workers that join later do not get it
-    await client.run(_remove_plugin, name, on_error="ignore")
+    await client.run_on_scheduler(_forget, name)
+
+
+async def _forget(name: str, dask_scheduler: Scheduler) -> None:
+    await forget_worker_plugin(dask_scheduler, name)
 
 
 async def forget_worker_plugin(scheduler: Scheduler, name: str) -> None:
-    """Do as `remove_worker_plugin`, from the scheduler; nothing where no client has registered the plugin."""
-    if scheduler.worker_plugins.pop(name, None) is not None:
-        await scheduler.broadcast(msg={"op": "plugin-remove", "name": name}, on_error="return")
+    """Remove a plugin that a client has registered from all workers, and wait for their teardowns.
+
+    Workers that join later do not get it. One that dies meanwhile, or is silent for `SILENT_S`, is not waited for.
+    """
+    if scheduler.worker_plugins.pop(name, None) is None:
+        return
+    open_calls = {
+        asyncio.ensure_future(getattr(scheduler.rpc(address), "plugin-remove")(name=name)): ws
+        for address, ws in scheduler.workers.items()
+    }
+    while open_calls:
+        done, _ = await asyncio.wait(open_calls, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        for call, ws in list(open_calls.items()):
+            if call in done or time.time() - ws.last_seen > SILENT_S:
+                del open_calls[call]
+                call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+                call.cancel()
 
 
-def _forget_plugin(name: str, dask_scheduler: Scheduler) -> None:
-    dask_scheduler.worker_plugins.pop(name, None)
+def heartbeats(scheduler: Scheduler, tags: set[str]) -> dict[str, float]:
+    """When each worker with one of these resource tags was last heard of, by address."""
+    return {a: ws.last_seen for a, ws in scheduler.workers.items() if not tags.isdisjoint(ws.resources)}
 
 
-async def _remove_plugin(name: str, dask_worker: Worker) -> None:
-    if name in dask_worker.plugins:
-        await dask_worker.plugin_remove(name=name)
+def heartbeat_interval_s(scheduler: Scheduler) -> float:
+    """Seconds between two heartbeats of a worker."""
+    return heartbeat_interval(len(scheduler.workers))
+
+
+async def restart_worker(scheduler: Scheduler, address: str) -> None:
+    """Treat a worker as Dask does after ``worker-ttl``: its nanny restarts it; without one it is removed."""
+    await scheduler.restart_workers(
+        [address],
+        timeout=SILENT_S,
+        wait_for_workers=False,
+        on_error="return",
+        stimulus_id="heddle-silent-worker",
+    )
 
 
 def results_needed(worker: WorkerState) -> int:

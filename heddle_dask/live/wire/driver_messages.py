@@ -60,6 +60,17 @@ class ApiNotice(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSilenceNotice(Message):
+    """A worker has not answered for so many seconds, and may be lost by that; after 0 s it answers again."""
+
+    op: ClassVar[str] = "heddle-worker-silence"
+
+    worker: str  # its name
+    silent_s: float
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ActionPayloadWantedNotice(Message):
     """An action has started on the worker at `address`, and waits for its payload."""
 
@@ -81,6 +92,7 @@ Notice = (
     | ActionResultLostNotice
     | ActionPayloadWantedNotice
     | ApiNotice
+    | WorkerSilenceNotice
 )
 """Commands and events cross as themselves, in the names of the session.
 
@@ -121,6 +133,7 @@ class StartSession(Request[Done]):
     staleness: StalenessBound | None = None
     # How engines go over to the weights that it trains.
     weights: WeightUpdatePolicy = field(default_factory=WeightUpdatePolicy)
+    silence_s: float = 60.0  # a worker that is silent for so long is lost
 
 
 @dataclass(frozen=True, slots=True)
