@@ -13,35 +13,28 @@ from worlds.live_world import cluster, emulated, run, until, worker_process
 
 from heddle_dask.live.driver.options import Engines, Patience
 from heddle_dask.live.driver.rollout import Rollout
-from heddle_dask.live.scheduler.worker_watch import Silences
+from heddle_dask.live.scheduler.worker_watch import WorkerWatch
 from heddle_dask.live.wire import _dask_internals
 from heddle_dask.records.store import RunReader
 
 
 def test_silence_is_counted_in_looks_and_told_once() -> None:
-    silences = Silences()
+    watch = WorkerWatch(list)
 
-    def look(now_s: float, **heartbeats: float) -> list[tuple[str, float, bool]]:
-        return silences.look(heartbeats, now_s, told_s=3.0, lost_s=6.0)
+    def look(now_s: float, **heartbeats: float) -> list[tuple[str, float]]:
+        return list(watch.news(heartbeats, now_s, (3.0, 6.0)))
 
     assert look(0.0, a=0.0, b=0.0) == []
     assert [look(now, a=now, b=0.0) for now in (1.0, 2.0)] == [[], []]
-    assert look(3.0, a=3.0, b=0.0) == [("b", 3.0, False)]
-    assert look(4.0, a=4.0, b=0.0) == []
-    assert look(5.0, a=5.0, b=4.5) == [("b", 0.0, False)], "it answers again"
+    assert look(3.0, a=3.0, b=0.0) == [("b", 3.0)]
+    assert look(4.0, a=4.0, b=0.0) == [], "it is told once"
+    assert look(5.0, a=5.0, b=4.5) == [("b", 0.0)], "it answers again"
     assert look(500.0, a=5.0, b=4.5) == [], "the scheduler was suspended: one look adds little"
-    assert look(501.0, a=500.5, b=4.5) == [("b", 3.0, False)]
+    assert look(501.0, a=500.5, b=4.5) == [("b", 3.0)]
     assert [look(now, a=now, b=4.5) for now in (502.0, 503.0)] == [[], []]
-    assert look(504.0, a=504.0, b=4.5) == [("b", 6.0, True)]
-    assert [look(now, a=now, b=4.5) for now in (505.0, 506.0)] == [[], []], "it is told once"
-    assert look(507.0, a=507.0) == look(508.0, a=508.0, b=1.0) == [], (
-        "it has left; another one has its address"
-    )
-    slow = Silences()
-    assert slow.look({"a": 0.0}, 0.0, 3.0, 6.0) == []
-    assert slow.look({"a": 0.0}, 2.0, 1.0, 2.0) == [("a", 2.0, True)], (
-        "both limits in one look are one piece of news"
-    )
+    assert look(504.0, a=504.0, b=4.5) == [("b", 6.0)]
+    assert [look(now, a=now, b=4.5) for now in (505.0, 506.0)] == [[], []]
+    assert look(507.0, a=507.0) == look(508.0, a=508.0, b=1.0) == [], "it has left; another has its address"
 
 
 @pytest.mark.cluster

@@ -80,7 +80,7 @@ NOTICES = (
     driver.ActionPayloadWantedNotice(ACTION, "tcp://w"),
     ev.EngineLost(UNSTAMPED, EngineId("e"), "reason", stranded=False),
     driver.ApiNotice("search", "open", 30.0, "5 calls failed"),
-    driver.WorkerSilenceNotice("rollout-0", 10.0, True),
+    driver.ProgressNotice("worker rollout-0 answers again"),
     cmd.CancelTrajectory(SPEC.trajectory_id, "stale"),
     ev.WeightsFetched(UNSTAMPED, EngineId("e"), VERSION, "cause"),
     ev.WeightsInstalled(UNSTAMPED, EngineId("e"), VERSION, 0.05),

@@ -35,7 +35,7 @@ from heddle_dask.live.scheduler.session_events import SessionEvents
 from heddle_dask.live.scheduler.snapshot_feed import SnapshotFeed
 from heddle_dask.live.scheduler.warm_start import warm_predictor
 from heddle_dask.live.scheduler.worker_drains import WorkerDrains
-from heddle_dask.live.scheduler.worker_watch import WorkerWatch
+from heddle_dask.live.scheduler.worker_watch import LOOK_S, WorkerWatch
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire import cluster_messages as cluster
 from heddle_dask.live.wire import driver_messages as driver
@@ -87,7 +87,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._drains = WorkerDrains(
             self._registry, lambda: self._control, lambda worker: self._deployment.forget_worker(worker)
         )
-        self._watch = WorkerWatch(lambda: self._others(""), self._failed)
+        self._watch = WorkerWatch(lambda: self._others(""))
         # What a person sees of the cluster and its latest session.
         self.snapshots = SnapshotFeed(self._registry)
 
@@ -123,8 +123,8 @@ class HeddleScheduler(SchedulerPlugin):
         )
         handlers.take(workers.HostReadyReport, self.host_ready)
         handlers.take(workers.ActionPayloadWantedReport, self.payload_wanted)
-        handlers.take(driver.TrajectoriesEndedReport, self.trajectories_ended)
-        handlers.take(training.TrainingFiguresReport, self.training_figures)
+        handlers.take(driver.TrajectoriesEndedReport, self.driver_reports)
+        handlers.take(training.TrainingFiguresReport, self.driver_reports)
         of_cluster: dict[type, Callable[[str, Any], None]] = {
             ev.EngineLost: self.engine_lost,
             ev.HostLost: self.host_lost,
@@ -137,7 +137,7 @@ class HeddleScheduler(SchedulerPlugin):
         for kind in get_args(Reported):
             handlers.take_report(kind, of_cluster.get(kind, self.session_event))
         handlers.add_to(scheduler)
-        self._watch.start(scheduler)
+        dask.call_every(scheduler, LOOK_S, self._look)
         self._foreign.workers_changed(scheduler)
         metrics.export(self.snapshots)
         ensure_page(scheduler)
@@ -277,8 +277,9 @@ class HeddleScheduler(SchedulerPlugin):
         return cluster.CurrentSnapshot(self.snapshots.latest_json())
 
     async def own_engines(self, request: driver.OwnEngines) -> Done:
-        """The engines belong to the driver of this session from now on, or no longer."""
+        """The engines belong to the driver of this session from now on, or end."""
         if request.kept_s is None:
+            await self._end_engines()
             self._owned.release()
         else:
             self._owned.own(self._open(request.session).session.client_id, request.kept_s)
@@ -405,6 +406,10 @@ class HeddleScheduler(SchedulerPlugin):
             self._owned.pass_on(client, others[0].client_id)
         self._owned.client_left(client)
 
+    @hook
+    def _look(self) -> None:
+        self._watch.look(self.scheduler)
+
     def _clear_services(self) -> None:
         """Have all hosts of model services end them: no session knows their copies any more."""
         for worker, host in self._registry.hosts.values():
@@ -414,7 +419,6 @@ class HeddleScheduler(SchedulerPlugin):
     async def close(self) -> None:
         """The scheduler ends."""
         self._owned.close()
-        self._watch.close()
         self._drains.close()
         if self._control is not None:
             self._control.close()
@@ -510,16 +514,16 @@ class HeddleScheduler(SchedulerPlugin):
         if events is not None:
             events.take(event)
 
-    def trajectories_ended(self, sender: str, report: driver.TrajectoriesEndedReport) -> None:
-        """The programs of trajectories have ended."""
+    def driver_reports(
+        self, sender: str, report: driver.TrajectoriesEndedReport | training.TrainingFiguresReport
+    ) -> None:
+        """The programs of trajectories have ended, or there are figures to show."""
         events = self._known(report.session)
-        if events is not None:
+        if events is None:
+            return
+        if isinstance(report, driver.TrajectoriesEndedReport):
             events.trajectories_ended(report)
-
-    def training_figures(self, sender: str, report: training.TrainingFiguresReport) -> None:
-        """Figures of a training step, which decide nothing: they are shown."""
-        events = self._known(report.session)
-        if events is not None:
+        else:
             events.training_figures(report)
 
     def _known(self, session: str) -> SessionEvents | None:

@@ -13,8 +13,10 @@ from typing import Any
 
 from distributed import Client, Future, Scheduler, Status, Worker
 from distributed.core import rpc
-from distributed.scheduler import TaskState, WorkerState, heartbeat_interval
+from distributed.scheduler import TaskState, WorkerState
+from distributed.scheduler import heartbeat_interval as heartbeat_interval
 from distributed.worker_state_machine import UnpauseEvent
+from tornado.ioloop import PeriodicCallback
 
 from heddle_dask.core.nouns import Priority
 
@@ -220,23 +222,10 @@ async def call_scheduler_at(
         return await call_over(scheduler, handler, **arguments)
 
 
-async def remove_worker_plugin(client: Client, name: str) -> None:
-    """Remove a worker plugin from all workers, as `forget_worker_plugin` does.
-
-    Dask's own call stops at the first failure: when one worker is dying, the teardown of the others is cancelled, and
-    the scheduler drops the client's connection without an answer.
-    """
-    await client.run_on_scheduler(_forget, name)
-
-
-async def _forget(name: str, dask_scheduler: Scheduler) -> None:
-    await forget_worker_plugin(dask_scheduler, name)
-
-
 async def forget_worker_plugin(scheduler: Scheduler, name: str) -> None:
     """Remove a plugin that a client has registered from all workers, and wait for their teardowns.
 
-    Workers that join later do not get it. One that dies meanwhile, or is silent for `SILENT_S`, is not waited for.
+    A worker that dies meanwhile, or is silent, is not waited for; Dask's own call would fail, or wait.
     """
     if scheduler.worker_plugins.pop(name, None) is None:
         return
@@ -258,9 +247,10 @@ def heartbeats(scheduler: Scheduler, tags: set[str]) -> dict[str, float]:
     return {a: ws.last_seen for a, ws in scheduler.workers.items() if not tags.isdisjoint(ws.resources)}
 
 
-def heartbeat_interval_s(scheduler: Scheduler) -> float:
-    """Seconds between two heartbeats of a worker."""
-    return heartbeat_interval(len(scheduler.workers))
+def call_every(scheduler: Scheduler, seconds: float, what: Callable[[], None]) -> None:
+    """Call something on the scheduler's loop, until the scheduler ends."""
+    scheduler.periodic_callbacks["heddle"] = periodic = PeriodicCallback(what, seconds * 1000)
+    periodic.start()
 
 
 async def restart_worker(scheduler: Scheduler, address: str) -> None:

@@ -60,14 +60,12 @@ class ApiNotice(Message):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerSilenceNotice(Message):
-    """A worker has not answered for so many seconds, and may be lost by that; after 0 s it answers again."""
+class ProgressNotice(Message):
+    """A line for the user."""
 
-    op: ClassVar[str] = "heddle-worker-silence"
+    op: ClassVar[str] = "heddle-progress"
 
-    worker: str  # its name
-    silent_s: float
-    lost: bool = False
+    line: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +90,7 @@ Notice = (
     | ActionResultLostNotice
     | ActionPayloadWantedNotice
     | ApiNotice
-    | WorkerSilenceNotice
+    | ProgressNotice
 )
 """Commands and events cross as themselves, in the names of the session.
 
@@ -264,7 +262,7 @@ class GetCapacity(Request[Capacity]):
 
 @dataclass(frozen=True, slots=True)
 class OwnEngines(Request[Done]):
-    """The driver of this session owns the engines; `kept_s` seconds after its death they end. None: they have ended."""
+    """The driver of this session owns the engines; `kept_s` seconds after its death they end. None: they end now."""
 
     op: ClassVar[str] = "heddle_own_engines"
 

@@ -30,8 +30,8 @@ from heddle_dask.live.wire.driver_messages import (
     ActionResultLostNotice,
     ApiNotice,
     Notice,
+    ProgressNotice,
     StepResultLostNotice,
-    WorkerSilenceNotice,
 )
 from heddle_dask.live.wire.messages import action_key, step_key
 from heddle_dask.records.trajectory import Cause, TrajectoryRecord
@@ -147,7 +147,7 @@ class Driver:
                 submitter.send_payload(action_id, address)
             case CancelTrajectory(trajectory_id, cause):
                 self.cancel(trajectory_id, "stale" if cause == STALE else "redundant")
-            case EngineLost() | ApiNotice() | WorkerSilenceNotice() | WeightsFetched() | WeightsInstalled():
+            case EngineLost() | ApiNotice() | ProgressNotice() | WeightsFetched() | WeightsInstalled():
                 pass  # its steps report by themselves; the calls of an API wait
             case _:
                 assert_never(notice)
@@ -290,11 +290,8 @@ def notice_line(notice: Notice) -> str:
             return f"api {notice.api}: circuit breaker open for {notice.seconds:.1f} s: {notice.cause}"
         case ApiNotice():
             return f"api {notice.api}: circuit breaker {notice.state}: calls go on"
-        case WorkerSilenceNotice(silent_s=0):
-            return f"worker {notice.worker} answers again"
-        case WorkerSilenceNotice():
-            lost = ": it is lost, and its work goes on elsewhere" if notice.lost else ""
-            return f"worker {notice.worker} has not answered for {notice.silent_s:g} s{lost}"
+        case ProgressNotice(line):
+            return line
         case _:
             return ""
 

@@ -27,7 +27,6 @@ from heddle_dask.live.wire.driver_messages import (
 from heddle_dask.live.wire.messages import STREAM_INTERVAL_S
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.worker.engine_host import Watch
-from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 from heddle_dask.live.worker.service_worker import PLUGIN_NAME as SERVICE_PLUGIN
 from heddle_dask.live.worker.service_worker import ServiceWorker
@@ -170,7 +169,7 @@ class OpenSession:
             await self.channel.close()
         if ends_engines:
             try:
-                await answered_within(limit_s, self._end_engines())
+                await answered_within(limit_s, ask_scheduler(self._client, OwnEngines(self.session_id, None)))
             except (OSError, RuntimeError, ClusterLost) as error:  # the run itself is complete
                 _LOG.warning("engines may still run: the workers did not confirm their end: %s", error)
 
@@ -179,10 +178,6 @@ class OpenSession:
         last = await ask_scheduler(self._client, EndSession(self.session_id))
         self.channel.take(last)
         return last.ends_engines
-
-    async def _end_engines(self) -> None:
-        await dask.remove_worker_plugin(self._client, ENGINE_PLUGIN)
-        await ask_scheduler(self._client, OwnEngines(self.session_id, None))
 
 
 def check_shared(spec: EngineSpec, engines: Sequence[ReadyEngine], other: str, with_degrees: bool) -> None:
