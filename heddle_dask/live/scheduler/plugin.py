@@ -123,8 +123,8 @@ class HeddleScheduler(SchedulerPlugin):
         )
         handlers.take(workers.HostReadyReport, self.host_ready)
         handlers.take(workers.ActionPayloadWantedReport, self.payload_wanted)
-        handlers.take(driver.TrajectoriesEndedReport, self.driver_reports)
-        handlers.take(training.TrainingFiguresReport, self.driver_reports)
+        handlers.take(driver.TrajectoriesEndedReport, self.trajectories_ended)
+        handlers.take(training.TrainingFiguresReport, self.training_figures)
         of_cluster: dict[type, Callable[[str, Any], None]] = {
             ev.EngineLost: self.engine_lost,
             ev.HostLost: self.host_lost,
@@ -514,16 +514,16 @@ class HeddleScheduler(SchedulerPlugin):
         if events is not None:
             events.take(event)
 
-    def driver_reports(
-        self, sender: str, report: driver.TrajectoriesEndedReport | training.TrainingFiguresReport
-    ) -> None:
-        """The programs of trajectories have ended, or there are figures to show."""
+    def trajectories_ended(self, sender: str, report: driver.TrajectoriesEndedReport) -> None:
+        """The programs of trajectories have ended."""
         events = self._known(report.session)
-        if events is None:
-            return
-        if isinstance(report, driver.TrajectoriesEndedReport):
+        if events is not None:
             events.trajectories_ended(report)
-        else:
+
+    def training_figures(self, sender: str, report: training.TrainingFiguresReport) -> None:
+        """Figures of a training step, which decide nothing: they are shown."""
+        events = self._known(report.session)
+        if events is not None:
             events.training_figures(report)
 
     def _known(self, session: str) -> SessionEvents | None:

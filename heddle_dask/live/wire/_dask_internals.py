@@ -256,11 +256,7 @@ def call_every(scheduler: Scheduler, seconds: float, what: Callable[[], None]) -
 async def restart_worker(scheduler: Scheduler, address: str) -> None:
     """Treat a worker as Dask does after ``worker-ttl``: its nanny restarts it; without one it is removed."""
     await scheduler.restart_workers(
-        [address],
-        timeout=SILENT_S,
-        wait_for_workers=False,
-        on_error="return",
-        stimulus_id="heddle-silent-worker",
+        [address], timeout=SILENT_S, wait_for_workers=False, on_error="return", stimulus_id="heddle-silence"
     )
 
 

@@ -148,9 +148,8 @@ class RolloutWorker(WorkerPlugin):
         self._contexts = ContextCache()
         self._outbox: Outbox[PushedStep] = Outbox()
         weights = os.environ.get(WEIGHTS_VARIABLE) or Path(worker.local_directory).parent / "heddle-weights"
-        published = Path(
-            f"{weights}-published"
-        )  # not within: copies of models make room there for each other
+        # Not within: copies of models make room there for each other.
+        published = Path(f"{weights}-published")
         self._mover = ContextMover(self, self._contexts, self._send)
         self._running: dict[Key, str] = {}
         self._called_off = CalledOffSteps(worker)

@@ -100,9 +100,8 @@ class ControlChannel:
             except WriteFailed as error:
                 self.failed.set_exception(error)
                 return
-            except (
-                Exception
-            ) as error:  # a poll that ended without a word would leave the run waiting for ever
+            # A poll that ended without a word would leave the run waiting for ever.
+            except Exception as error:
                 self._fail(ControlPlaneFailed(f"the scheduler's answer cannot be used: {error!r}"))
                 raise
 
