@@ -270,11 +270,7 @@ class Controller:
 
     def _use_what_is_free(self, at: float) -> list[Command]:
         """A dropped action may have blocked the head of the queue, an aborted step a slot of a full engine."""
-        return [
-            *self.placements.place_waiting(at),
-            *self.actions.allocate(),
-            *self.admissions.admit(at),
-        ]
+        return [*self.placements.place_waiting(at), *self.actions.allocate(), *self.admissions.admit(at)]
 
     # -- steps -------------------------------------------------------------------------------------
 

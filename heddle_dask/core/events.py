@@ -358,7 +358,7 @@ class ServiceLost:
 
 
 SERVICE_LOST = "service-lost"
-"""Cause of an `ActionFinished`: the copy of the model service that ran it died."""
+"""Cause of an `ActionFinished`: what ran it died, the copy of its model service or the server of its process."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,8 @@ class Migrations:
         self._at: dict[EngineId, dict[EngineId, dict[TrajectoryId, MoveRequest]]] = {}
         self._free: dict[TrajectoryId, MoveRequest] = {}
         self._busy: dict[EngineId, TrajectoryId] = {}
-        self._closed: dict[
-            EngineId, None
-        ] = {}  # they are about to change their weights: no move begins there
+        # They are about to change their weights: no move begins there.
+        self._closed: dict[EngineId, None] = {}
         # The step for which a trajectory's KV cache was handed over last: once for each request.
         self._handed: dict[TrajectoryId, StepId] = {}
 

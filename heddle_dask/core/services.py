@@ -318,10 +318,7 @@ class ServicePool:
         dropped = gpus.keep(copy, self.state.services[copy.service].host_bytes)
         kept = copy.memory_key in gpus.kept
         drops = [DropServiceCopy(copy.host_id, name, size) for name, size in dropped]
-        return [
-            *drops,
-            LoadService(copy.host_id, copy.service, chunk.first, chunk.gpus, copy.cold, kept),
-        ]
+        return [*drops, LoadService(copy.host_id, copy.service, chunk.first, chunk.gpus, copy.cold, kept)]
 
     def _start_waiting(self, copy: ServiceCopy) -> list[Command]:
         starting, copy.waiting = copy.waiting, {}

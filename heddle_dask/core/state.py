@@ -22,10 +22,7 @@ from heddle_dask.core.resources import ModelService, Resources
 from heddle_dask.core.run_description import RunDescription
 from heddle_dask.core.run_record import CreditLedger, RunRecord
 from heddle_dask.core.service_copies import LoadSeconds, ServiceCopy
-from heddle_dask.core.transitions import (
-    EngineState,
-    TrajectoryState,
-)
+from heddle_dask.core.transitions import EngineState, TrajectoryState
 
 
 class State:

@@ -26,12 +26,7 @@ from heddle_dask.core.errors import HeddleError
 from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.node_cache import HeldDirectory, NodeCache
 from heddle_dask.weights.adapters import RunningModel, check_fits, check_order, merged
-from heddle_dask.weights.manifest import (
-    AdapterFacts,
-    WeightBucket,
-    WeightManifest,
-    WeightsRefused,
-)
+from heddle_dask.weights.manifest import AdapterFacts, WeightBucket, WeightManifest, WeightsRefused
 from heddle_dask.weights.model_directory import model_facts, model_tensors, weight_files, weights_digest
 from heddle_dask.weights.store import BUCKET_BYTES, open_files, read_manifest
 from heddle_dask.weights.tensor_files import RawTensor, file_parts, read_header, read_tensors
@@ -163,7 +158,8 @@ class NodeWeightsDirectory:
         for name, path in self._cache.directories():
             lineage, number, _ = name.rsplit("-", 2)
             if lineage != newest.lineage or int(number) < newest.number:
-                self._cache.remove_unused(name, path)
+                with contextlib.suppress(OSError):  # the next one removes it
+                    self._cache.remove_unused(name, path)
 
     def clear(self) -> None:
         """Remove all versions that no engine of this node uses."""

@@ -342,11 +342,8 @@ def engine_kind(name: str) -> EngineKind:
         raise BadInput(f"engine kind {name!r} is unknown: use {known} (or package.module:object)")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (
-        Exception,
-        SystemExit,
-        KeyboardInterrupt,
-    ) as error:  # a module may raise anything during its import
+    # A module may raise anything during its import.
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         about_names = isinstance(error, ImportError | AttributeError)
         told = " ".join((f"{error}" if about_names else f"{type(error).__name__}: {error}").split())
         raise BadInput(f"engine kind {name!r} cannot be imported: {told}") from error

@@ -125,11 +125,8 @@ def _call(spec: str, factory: Callable[..., Any], options: dict[str, Any]) -> An
         return factory(**options)
     except BadInput:
         raise
-    except (
-        Exception,
-        SystemExit,
-        KeyboardInterrupt,
-    ) as error:  # report any error of the user's code in one line
+    # Report any error of the user's code in one line.
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         raise BadInput(f"environment {spec!r}: {_one_line(error)}") from error
 
 
@@ -142,11 +139,8 @@ def _imported(spec: str, module_name: str) -> Any:
                 f"environment {spec!r}: no module {error.name!r} on the import path; {_FORMS}"
             ) from error
         raise BadInput(f"environment {spec!r}: {_one_line(error)}") from error
-    except (
-        Exception,
-        SystemExit,
-        KeyboardInterrupt,
-    ) as error:  # a module may raise anything during its import
+    # A module may raise anything during its import.
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         raise BadInput(
             f"environment {spec!r}: importing {module_name!r} failed: {_one_line(error)}"
         ) from error

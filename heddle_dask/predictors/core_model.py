@@ -14,11 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle_dask.predictors.features import Finished, Floats, GroupFacts, Progress, facts_array, matrix
-from heddle_dask.predictors.length_distributions import (
-    Location,
-    ResidualDistribution,
-    label_effects,
-)
+from heddle_dask.predictors.length_distributions import Location, ResidualDistribution, label_effects
 from heddle_dask.predictors.prompt_history import (
     ATTEMPTS_KEPT,
     Expectation,

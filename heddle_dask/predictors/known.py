@@ -39,12 +39,7 @@ class Oracle:
 
     source = "oracle"
 
-    def __init__(
-        self,
-        known: KnownWork,
-        *,
-        observation_per_token: float | None = None,
-    ) -> None:
+    def __init__(self, known: KnownWork, *, observation_per_token: float | None = None) -> None:
         self._known = known
         self._observation_per_token = observation_per_token
 

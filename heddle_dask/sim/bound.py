@@ -93,12 +93,7 @@ class MakespanBound:
     @property
     def binding(self) -> str:
         """Name of the largest bound: path, work, combined or tools."""
-        named = {
-            "path": self.path_s,
-            "work": self.work_s,
-            "combined": self.combined_s,
-            "tools": self.tools_s,
-        }
+        named = {"path": self.path_s, "work": self.work_s, "combined": self.combined_s, "tools": self.tools_s}
         return max(named, key=lambda name: named[name])
 
 

@@ -42,11 +42,8 @@ def imported_strategy(part: str, name: str) -> type:
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
-    except (
-        Exception,
-        SystemExit,
-        KeyboardInterrupt,
-    ) as error:  # a module may raise anything during its import
+    # A module may raise anything during its import.
+    except (Exception, SystemExit, KeyboardInterrupt) as error:
         told = " ".join(f"{type(error).__name__}: {error}".split())
         raise BadInput(f"{part} '{name}' cannot be imported in this process: {told}") from error
     if not isinstance(found, type) or not is_dataclass(found):

@@ -78,15 +78,8 @@ PARTS: Mapping[str, Mapping[str, type]] = {
         "prefill-decode": PrefillDecode,
     },
     "stealing": {"none": NoPart, "priced": PricedStealing},
-    "predictor": {
-        "none": NoPart,
-        "xgboost": LearnedPredictorOptions,
-        "oracle": OracleOptions,
-    },
-    "actions": {
-        "fcfs-minimum": FirstComeMinimum,
-        "elastic": ElasticUnits,
-    },
+    "predictor": {"none": NoPart, "xgboost": LearnedPredictorOptions, "oracle": OracleOptions},
+    "actions": {"fcfs-minimum": FirstComeMinimum, "elastic": ElasticUnits},
 }
 
 _PLAIN = {
@@ -277,9 +270,8 @@ def build_strategies(preset: str, *, seed: int = 0, overrides: Sequence[str] = (
         chosen[part] = (name, options)
     name, options = chosen.pop("predictor")
     parts: dict[str, Any] = {}
-    for part in sorted(
-        chosen, key=lambda part: part == "migration"
-    ):  # a migration may take other parts as arguments
+    # A migration may take other parts as arguments.
+    for part in sorted(chosen, key=lambda part: part == "migration"):
         parts[part] = _build(part, *chosen[part], seed, parts)
     return StrategySet(**parts, predictor=_predictor_choice(name, options, seed))
 

@@ -14,12 +14,7 @@ import numpy.typing as npt
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.token_record import NOT_SAMPLED_VERSION, TokenRecord
 from heddle_dask.records.trajectory import StepRecord, TrajectoryRecord
-from heddle_dask.training.groups import (
-    FinishedGroup,
-    TokenSequence,
-    TrainingTrajectory,
-    TrajectoryGroup,
-)
+from heddle_dask.training.groups import FinishedGroup, TokenSequence, TrainingTrajectory, TrajectoryGroup
 from heddle_dask.training.trainable_sampling import check_step_is_trainable
 
 FEWEST_MEMBERS = 2

@@ -34,11 +34,7 @@ from heddle_dask.training.buffer_events import (
     event_from_body,
     event_to_body,
 )
-from heddle_dask.training.group_records import (
-    TOO_FEW,
-    training_trajectory,
-    trajectory_group,
-)
+from heddle_dask.training.group_records import TOO_FEW, training_trajectory, trajectory_group
 from heddle_dask.training.groups import FinishedGroup, TrainingBatch, TrainingTrajectory, TrajectoryGroup
 from heddle_dask.training.sample_buffer import BatchRule, BatchWaits, SampleBuffer
 

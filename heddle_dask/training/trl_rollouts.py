@@ -83,10 +83,7 @@ class TrlRollouts:
         attempts = self._attempts(prompts)
         rewards = _rewards_of(attempts)
         rows = [self._row(record) for record in attempts]
-        return {
-            **{name: [row[name] for row in rows] for name in rows[0]},
-            REWARD_FIELD: rewards,
-        }
+        return {**{name: [row[name] for row in rows] for name in rows[0]}, REWARD_FIELD: rewards}
 
     def _check(self, trainer: Any) -> None:
         args = trainer.args

@@ -332,7 +332,7 @@ def test_a_plugin_is_removed_from_all_workers_though_one_dies_meanwhile(tmp_path
             Client(cluster, asynchronous=True) as client,
         ):
             await client.register_plugin(_DiesAtTheEnd(tmp_path), name="ends")
-            await internals.remove_worker_plugin(client, "ends")
+            await internals.forget_worker_plugin(cluster.scheduler, "ends")
             there = await client.run(lambda dask_worker: "ends" in dask_worker.plugins, on_error="ignore")
             assert there and not any(there.values())
             assert "ends" not in cluster.scheduler.worker_plugins

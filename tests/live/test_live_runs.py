@@ -13,7 +13,7 @@ from worlds.live_agents import ToolAgent
 from worlds.live_world import control_lines, descendants, emulated, run, until
 from worlds.shared_cluster import another_client, shared_cluster
 
-from heddle_dask.core.commands import StartStep
+from heddle_dask.core.commands import DropContext, StartStep
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import decode
 from heddle_dask.core.run_record import plain_name
@@ -23,6 +23,8 @@ from heddle_dask.live.driver.files.recorded_sessions import RecordedSession, own
 from heddle_dask.live.driver.files.recorded_sessions import control_lines as facts_and_lines
 from heddle_dask.live.driver.options import Engines
 from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.wire.envelopes import Order
+from heddle_dask.live.wire.transport import send
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import Strategy
 
@@ -111,6 +113,12 @@ def test_a_rollout_that_fails_or_dies_disturbs_no_other(model_dir: str, tmp_path
         (_, second) = plugin.control.session_ids
         plugin._sessions[second]._dispatcher.carry_out = lambda command: 1 / 0
 
+    def misdirect_second(dask_scheduler: Any) -> None:
+        (_, second) = dask_scheduler.plugins["heddle"].control.session_ids
+        unusable: Any = {"no": "name"}
+        (address,) = [a for a, ws in dask_scheduler.workers.items() if ws.name == "rollout-0"]
+        send(dask_scheduler, Order(second, DropContext(unusable, unusable)), address)
+
     def runs(dask_scheduler: Any) -> int:
         control = dask_scheduler.plugins["heddle"].control
         return 0 if control is None else len(control.controller.state.runs)
@@ -126,6 +134,15 @@ def test_a_rollout_that_fails_or_dies_disturbs_no_other(model_dir: str, tmp_path
                 await client.run_on_scheduler(break_second)
                 with pytest.raises(ControlPlaneFailed, match="ZeroDivisionError"):
                     await fails
+                failing = rollout(other, model_dir, 1.0)
+                fails = asyncio.ensure_future(failing.run(30))
+                await until(lambda: failing.progress().get("generating", 0) > 0)
+                await client.run_on_scheduler(misdirect_second)
+                with pytest.raises(
+                    ControlPlaneFailed, match=r"worker rollout-0: .*DropContext.*TypeError"
+                ) as told:
+                    await fails
+                assert "\n" not in str(told.value)
                 with pytest.raises(
                     BadInput, match=r"session \w+ uses the engines of this cluster.* tp_degrees"
                 ):

@@ -6,6 +6,7 @@ import inspect
 import pickle
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -79,6 +80,7 @@ NOTICES = (
     driver.ActionPayloadWantedNotice(ACTION, "tcp://w"),
     ev.EngineLost(UNSTAMPED, EngineId("e"), "reason", stranded=False),
     driver.ApiNotice("search", "open", 30.0, "5 calls failed"),
+    driver.ProgressNotice("worker rollout-0 answers again"),
     cmd.CancelTrajectory(SPEC.trajectory_id, "stale"),
     ev.WeightsFetched(UNSTAMPED, EngineId("e"), VERSION, "cause"),
     ev.WeightsInstalled(UNSTAMPED, EngineId("e"), VERSION, 0.05),
@@ -122,6 +124,7 @@ REPORTED: tuple[envelopes.Reported, ...] = (
 SAMPLES: list[Message] = [
     transport.Done(),
     transport.Refusal("reason"),
+    transport.FaultReport("s", "what it was: ValueError (file.py:1)"),
     *(each for each in NOTICES if isinstance(each, Message)),
     *(envelopes.Order("s", command) for command in ORDERED),
     *(envelopes.Report("s", event) for event in REPORTED),
@@ -342,3 +345,30 @@ def test_a_message_of_another_version_is_refused() -> None:
 def test_a_key_names_its_step_or_action() -> None:
     assert named_by(step_key("s", STEP)) == STEP
     assert named_by(action_key("s", ACTION)) == ACTION
+
+
+def test_a_message_that_cannot_be_handled_is_told_and_goes_no_further() -> None:
+    told: list[tuple[str, str]] = []
+    handlers = transport.Handlers(lambda *failure: told.append(failure))
+
+    def fails(*message: Any) -> None:
+        raise ValueError("first\nsecond")
+
+    handlers.take(workers.ClearServicesOrder, fails)
+    handlers.take_order(cmd.CloseSandbox, fails)
+    server: Any = SimpleNamespace(handlers={}, stream_handlers={})
+    handlers.add_to(server)
+    order = envelopes.Order("s", cmd.CloseSandbox(HostId("h"), "s/t/s0")).to_wire()
+    message = workers.ClearServicesOrder().to_wire()
+    cases: list[tuple[dict[str, Any], list[str]]] = [
+        (message, ["", f"{message[OP]} failed: ValueError: first second (test_messages.py:"]),
+        (order, ["s", f"{order[OP]} failed: ValueError: first second (test_messages.py:"]),
+        ({**order, "colour": "red"}, ["s", f"{order[OP]} failed: TypeError: "]),
+        ({**message, "colour": "red"}, []),  # of another version, and no session waits for it
+    ]
+    for mapping, failure in cases:
+        mapping = dict(mapping)
+        told.clear()
+        server.stream_handlers[mapping.pop(OP)](**mapping)
+        assert [text for each in told for text in each][:1] == failure[:1]
+        assert all(line.startswith(failure[1]) and "\n" not in line for _, line in told)

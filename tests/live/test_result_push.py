@@ -84,7 +84,7 @@ def test_an_inbox_keeps_what_is_expected_and_survives_its_worker() -> None:
         async def results(request: FetchActionResults) -> ActionResults:
             return ActionResults(await outbox.take(request.session))
 
-        handlers = Handlers()
+        handlers = Handlers(lambda session, failure: unexpected.append(failure))
         handlers.answer(FetchActionResults, results)
         handlers.add_to(worker)
         unexpected: list[Any] = []

@@ -22,6 +22,7 @@ from heddle_dask.live.worker.tool_processes import (
     ToolProcessEnded,
     ToolProcesses,
     ToolRaised,
+    ToolServerEnded,
 )
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -156,10 +157,35 @@ def test_a_fork_server_that_is_killed_takes_its_processes_along_and_is_replaced(
         server = psutil.Process(pid).parent()
         assert server is not None
         server.kill()
-        with pytest.raises(ToolProcessEnded):
-            await calling
         await gone(pid)
         assert await call(max, 1, 2) == 2
+        calling.cancel()  # it has begun again
+        await asyncio.wait({calling})
+        assert calling.cancelled()
+
+    with_processes(body)
+
+
+def test_a_call_that_kills_its_fork_server_is_lost_and_those_beside_it_run_again(tmp_path: Path) -> None:
+    def waits(name: str) -> int:
+        path = tmp_path / name
+        path.write_text(path.read_text() + "." if path.exists() else ".")
+        while not (tmp_path / "killed").exists() or len(path.read_text()) < 2:
+            time.sleep(0.01)
+        return len(path.read_text())
+
+    def kills() -> None:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.01)
+        (tmp_path / "killed").touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+
+    async def body(call: Caller) -> None:
+        beside = [asyncio.ensure_future(call(waits, name)) for name in ("a", "b")]
+        with pytest.raises(ToolServerEnded):
+            await call(kills)
+        assert await asyncio.gather(*beside) == [2, 2]
 
     with_processes(body)
 

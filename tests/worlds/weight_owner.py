@@ -91,7 +91,7 @@ class Owner:
 
     def __post_init__(self) -> None:
         self.store = WeightStore(str(self.directory / "store"))
-        background = BackgroundTasks(IOLoop.current())
+        background = BackgroundTasks(IOLoop.current(), lambda session, failure: None)
         self.weights = WeightKeeper(self, self.directory / "node", self.reports.append, background)
         self.host = EngineHost(
             self.spec,

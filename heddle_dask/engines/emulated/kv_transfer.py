@@ -64,11 +64,7 @@ class EmulatedKvTransfers:
         if not self._spec.kv_transfer:
             return None
         extra = {"kv_lease_duration": self._emulation.kv_lease_s}
-        return {
-            "kv_connector": "emulated",
-            "engine_id": self.engine_id,
-            "kv_connector_extra_config": extra,
-        }
+        return {"kv_connector": "emulated", "engine_id": self.engine_id, "kv_connector_extra_config": extra}
 
     async def run(self, body: Mapping[str, Any]) -> str:
         """Run one step, with the import before it and the export after it from its `kv_transfer_params`."""

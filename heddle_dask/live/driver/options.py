@@ -170,6 +170,8 @@ class Patience:
         For an engine or a tool worker to come back, when a run has lost the last one and work waits for it.
     scheduler_s
         For the scheduler to answer.
+    silence_s
+        For a worker to answer; then it is lost, and its work goes on elsewhere.
     orphans_s
         For a resumed run to take over the engines of a driver that has died; then they end.
 
@@ -192,6 +194,9 @@ class Patience:
         "--scheduler-timeout",
         "seconds",
         "Seconds without an answer, after which the run ends and can be resumed.",
+    )
+    silence_s: float = option(
+        60.0, "--silence-timeout", "seconds", "Seconds without an answer, after which a worker is lost."
     )
     orphans_s: float = option(
         60.0,

@@ -447,6 +447,7 @@ class Rollout:
             services=self.pools.declared_services,
             staleness=None if plan is None else plan.staleness,
             weights=WeightUpdatePolicy() if plan is None else plan.weights,
+            silence_s=self._patience.silence_s,
         )
         self._session = await OpenSession.claim(
             self.client,

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from distributed import Scheduler
 from distributed.diagnostics.plugin import SchedulerPlugin
@@ -34,6 +35,7 @@ from heddle_dask.live.scheduler.session_events import SessionEvents
 from heddle_dask.live.scheduler.snapshot_feed import SnapshotFeed
 from heddle_dask.live.scheduler.warm_start import warm_predictor
 from heddle_dask.live.scheduler.worker_drains import WorkerDrains
+from heddle_dask.live.scheduler.worker_watch import LOOK_S, WorkerWatch
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire import cluster_messages as cluster
 from heddle_dask.live.wire import driver_messages as driver
@@ -47,12 +49,24 @@ from heddle_dask.live.wire.messages import (
     STREAM_INTERVAL_S,
     TOOL_RESOURCE,
 )
-from heddle_dask.live.wire.transport import Done, Handlers, ask_worker, send
+from heddle_dask.live.wire.transport import Done, FaultReport, Handlers, ask_worker, guarded, send
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.known import KnownWork
 from heddle_dask.strategies.described import cost_text, strategies_of_description
 
 PLUGIN_NAME = "heddle"
+F = TypeVar("F", bound=Callable[..., None])
+
+
+def hook(method: F) -> F:
+    """A hook of Dask: where it fails a fact is missed, and no session can go on."""
+
+    @functools.wraps(method)
+    def wrapped(self: HeddleScheduler, *args: Any, **kwargs: Any) -> None:
+        with guarded(method.__name__, "", self._failed):
+            method(self, *args, **kwargs)
+
+    return wrapped  # type: ignore[return-value]
 
 
 class HeddleScheduler(SchedulerPlugin):
@@ -79,6 +93,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._drains = WorkerDrains(
             self._registry, lambda: self._control, lambda worker: self._deployment.forget_worker(worker)
         )
+        self._watch = WorkerWatch(lambda: self._others(""))
         # What a person sees of the cluster and its latest session.
         self.snapshots = SnapshotFeed(self._registry)
 
@@ -91,7 +106,8 @@ class HeddleScheduler(SchedulerPlugin):
         """Add our handlers."""
         self.scheduler = self._drains.scheduler = scheduler
         collect_seldom()
-        handlers = Handlers()
+        handlers = Handlers(self._failed)
+        handlers.take(FaultReport, self.worker_failed)
         handlers.answer(driver.StartSession, self.start_session)
         handlers.answer(driver.SubmitTrajectories, self.submit)
         handlers.answer(driver.FetchUpdates, self.updates)
@@ -128,6 +144,7 @@ class HeddleScheduler(SchedulerPlugin):
             handlers.take_report(kind, of_cluster.get(kind, self.session_event))
         handlers.add_to(scheduler)
         dask.set_event(scheduler, SCHEDULER_EVENT)
+        dask.call_every(scheduler, LOOK_S, self._look)
         self._foreign.workers_changed(scheduler)
         metrics.export(self.snapshots)
         ensure_page(scheduler)
@@ -164,7 +181,9 @@ class HeddleScheduler(SchedulerPlugin):
             control.watched.runs = control.shares
             self._control = control
         run = replace(run, run_id=control.next_run())
-        session = Session(request.session, request.client_id, control.controller, control.now, run)
+        session = Session(
+            request.session, request.client_id, control.controller, control.now, run, request.silence_s
+        )
         events = SessionEvents(
             self.scheduler,
             control,
@@ -265,8 +284,9 @@ class HeddleScheduler(SchedulerPlugin):
         return cluster.CurrentSnapshot(self.snapshots.latest_json())
 
     async def own_engines(self, request: driver.OwnEngines) -> Done:
-        """The engines belong to the driver of this session from now on, or no longer."""
+        """The engines belong to the driver of this session from now on, or end."""
         if request.kept_s is None:
+            await self._end_engines()
             self._owned.release()
         else:
             self._owned.own(self._open(request.session).session.client_id, request.kept_s)
@@ -338,6 +358,7 @@ class HeddleScheduler(SchedulerPlugin):
 
     # -- Dask's hooks ------------------------------------------------------------------------------
 
+    @hook
     def update_graph(
         self,
         scheduler: Scheduler,
@@ -357,10 +378,12 @@ class HeddleScheduler(SchedulerPlugin):
             for events in list(self._sessions.values()):
                 events.tasks_submitted(submissions, priority)
 
+    @hook
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """A worker joined."""
         self._foreign.workers_changed(scheduler)
 
+    @hook
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """A worker left or died: its engine and its host are lost with all that ran there."""
         self._foreign.workers_changed(scheduler)
@@ -375,11 +398,13 @@ class HeddleScheduler(SchedulerPlugin):
         for host_id in hosts:
             self._control.tell_loss(ev.HostLost(UNSTAMPED, host_id))
 
+    @hook
     def restart(self, scheduler: Scheduler) -> None:
         """A client has restarted the cluster: Dask forgets all tasks and ends all workers."""
         if self._control is not None:
             self._control.stop("a client has restarted the cluster (Client.restart): all its tasks are gone")
 
+    @hook
     def remove_client(self, scheduler: Scheduler, client: str) -> None:
         """A driver that has gone takes its session with it, and some time later its engines."""
         for events in [each for each in self._sessions.values() if each.session.client_id == client]:
@@ -388,6 +413,10 @@ class HeddleScheduler(SchedulerPlugin):
         if others:
             self._owned.pass_on(client, others[0].client_id)
         self._owned.client_left(client)
+
+    @hook
+    def _look(self) -> None:
+        self._watch.look(self.scheduler)
 
     def _clear_services(self) -> None:
         """Have all hosts of model services end them: no session knows their copies any more."""
@@ -402,6 +431,21 @@ class HeddleScheduler(SchedulerPlugin):
         if self._control is not None:
             self._control.close()
         metrics.withdraw(self.snapshots)
+
+    # -- faults of our own -------------------------------------------------------------------------
+
+    def _failed(self, session: str, failure: str) -> None:
+        """A handler or hook has failed: its session ends, or all that are open, where it is no session's own."""
+        control = self._control
+        if session in self._sessions:
+            self._sessions[session].fail(failure)
+        elif control is not None and session in ("", control.name):
+            control.latch(failure)
+
+    def worker_failed(self, worker: str, report: FaultReport) -> None:
+        """A worker could not do what it should."""
+        known = self.scheduler.workers.get(worker)
+        self._failed(report.session, f"worker {known.name if known else worker}: {report.failure}")
 
     # -- engines and hosts -------------------------------------------------------------------------
 

@@ -44,11 +44,13 @@ class Session:
         controller: Controller,
         clock: Callable[[], float],
         run: RunDescription,
+        silence_s: float = 60.0,
     ) -> None:
         self.session_id = session_id
         self.client_id = client_id
         self.controller = controller
         self.now = clock
+        self.silence_s = silence_s  # a worker that is silent for so long is lost
         # `run`, `names`: what the controller knows of it, and the names of its trajectories and actions there.
         self.run = run
         self.names = RunNames(run.run_id)

@@ -6,13 +6,17 @@ one, that test says which. Nothing else in the package touches an undocumented a
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from distributed import Client, Future, Scheduler, Status, Worker
 from distributed.core import rpc
 from distributed.scheduler import TaskState, WorkerState
+from distributed.scheduler import heartbeat_interval as heartbeat_interval
 from distributed.worker_state_machine import UnpauseEvent
+from tornado.ioloop import PeriodicCallback
 
 from heddle_dask.core.nouns import Priority
 
@@ -22,6 +26,8 @@ HOLD_RESOURCE = "HEDDLE-HOLD"
 ANNOTATION = "heddle"
 # Below any order or level that a priority has.
 _FIRST = -(2**62)
+# A worker without a heartbeat for so long is not waited for: its process is stopped, or its event loop blocked.
+SILENT_S = 10.0
 
 
 def dask_priority(priority: Priority, order: int) -> tuple[float, float, int]:
@@ -231,29 +237,42 @@ async def call_scheduler_at(
         return await call_over(scheduler, handler, **arguments)
 
 
-async def remove_worker_plugin(client: Client, name: str) -> None:
-    """Remove a worker plugin from all workers, and wait for their teardowns; a worker that dies meanwhile is left out.
-
-    Dask's own call stops at the first failure: when one worker is dying, the teardown of the others is cancelled, and
-    the scheduler drops the client's connection without an answer.
-    """
-    await client.run_on_scheduler(_forget_plugin, name)  # workers that join later do not get it
-    await client.run(_remove_plugin, name, on_error="ignore")
-
-
 async def forget_worker_plugin(scheduler: Scheduler, name: str) -> None:
-    """Do as `remove_worker_plugin`, from the scheduler; nothing where no client has registered the plugin."""
-    if scheduler.worker_plugins.pop(name, None) is not None:
-        await scheduler.broadcast(msg={"op": "plugin-remove", "name": name}, on_error="return")
+    """Remove a plugin that a client has registered from all workers, and wait for their teardowns.
+
+    A worker that dies meanwhile, or is silent, is not waited for; Dask's own call would fail, or wait.
+    """
+    if scheduler.worker_plugins.pop(name, None) is None:
+        return
+    open_calls = {
+        asyncio.ensure_future(getattr(scheduler.rpc(address), "plugin-remove")(name=name)): ws
+        for address, ws in scheduler.workers.items()
+    }
+    while open_calls:
+        done, _ = await asyncio.wait(open_calls, timeout=1.0, return_when=asyncio.FIRST_COMPLETED)
+        for call, ws in list(open_calls.items()):
+            if call in done or time.time() - ws.last_seen > SILENT_S:
+                del open_calls[call]
+                call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+                call.cancel()
 
 
-def _forget_plugin(name: str, dask_scheduler: Scheduler) -> None:
-    dask_scheduler.worker_plugins.pop(name, None)
+def heartbeats(scheduler: Scheduler, tags: set[str]) -> dict[str, float]:
+    """When each worker with one of these resource tags was last heard of, by address."""
+    return {a: ws.last_seen for a, ws in scheduler.workers.items() if not tags.isdisjoint(ws.resources)}
 
 
-async def _remove_plugin(name: str, dask_worker: Worker) -> None:
-    if name in dask_worker.plugins:
-        await dask_worker.plugin_remove(name=name)
+def call_every(scheduler: Scheduler, seconds: float, what: Callable[[], None]) -> None:
+    """Call something on the scheduler's loop, until the scheduler ends."""
+    scheduler.periodic_callbacks["heddle"] = periodic = PeriodicCallback(what, seconds * 1000)
+    periodic.start()
+
+
+async def restart_worker(scheduler: Scheduler, address: str) -> None:
+    """Treat a worker as Dask does after ``worker-ttl``: its nanny restarts it; without one it is removed."""
+    await scheduler.restart_workers(
+        [address], timeout=SILENT_S, wait_for_workers=False, on_error="return", stimulus_id="heddle-silence"
+    )
 
 
 async def publish_resource(worker: Worker, name: str, units: float) -> None:

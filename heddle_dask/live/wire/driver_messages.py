@@ -60,6 +60,15 @@ class ApiNotice(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class ProgressNotice(Message):
+    """A line for the user."""
+
+    op: ClassVar[str] = "heddle-progress"
+
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
 class ActionPayloadWantedNotice(Message):
     """An action has started on the worker at `address`, and waits for its payload."""
 
@@ -81,6 +90,7 @@ Notice = (
     | ActionResultLostNotice
     | ActionPayloadWantedNotice
     | ApiNotice
+    | ProgressNotice
 )
 """Commands and events cross as themselves, in the names of the session.
 
@@ -121,6 +131,7 @@ class StartSession(Request[Done]):
     staleness: StalenessBound | None = None
     # How engines go over to the weights that it trains.
     weights: WeightUpdatePolicy = field(default_factory=WeightUpdatePolicy)
+    silence_s: float = 60.0  # a worker that is silent for so long is lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +262,7 @@ class GetCapacity(Request[Capacity]):
 
 @dataclass(frozen=True, slots=True)
 class OwnEngines(Request[Done]):
-    """The driver of this session owns the engines; `kept_s` seconds after its death they end. None: they have ended."""
+    """The driver of this session owns the engines; `kept_s` seconds after its death they end. None: they end now."""
 
     op: ClassVar[str] = "heddle_own_engines"
 

@@ -72,11 +72,7 @@ class Envelope(Message):
     def to_wire(self) -> dict[str, Any]:
         """See `WireValue.to_wire`."""
         content = getattr(self, self.content)
-        return {
-            OP: self.operation(type(content)),
-            "session": self.session,
-            self.content: to_mapping(content),
-        }
+        return {OP: self.operation(type(content)), "session": self.session, self.content: to_mapping(content)}
 
     @classmethod
     def from_wire(cls, mapping: Mapping[str, Any]) -> Self:

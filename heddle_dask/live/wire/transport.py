@@ -6,9 +6,12 @@ what handles which message on a scheduler or worker.
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+import traceback
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from distributed import Client, Scheduler, Worker
@@ -136,10 +139,46 @@ def _answer(request: Request[Answer], mapping: Mapping[str, Any]) -> Answer:
     return answer
 
 
+@dataclass(frozen=True, slots=True)
+class FaultReport(Message):
+    """A worker could not do what it should, by a fault of this package."""
+
+    op: ClassVar[str] = "heddle-fault"
+
+    session: str  # for which it should; empty: no session's own
+    failure: str  # one line
+
+
+Failed = Callable[[str, str], None]
+"""Takes the session that something was done for (empty: no session's own), and one line about why it failed."""
+
+
+@contextlib.contextmanager
+def guarded(what: str, session: str, failed: Failed) -> Iterator[None]:
+    """Do what Dask asks for; what it raises, a fault of this package, is told and goes no further.
+
+    Dask closes a connection whose handler raises, and with it the worker; it only logs what hooks raise, and goes on.
+    """
+    try:
+        yield
+    except Exception as error:
+        _LOG.exception("%s failed", what)
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        failed(session, f"{what} failed: {text} ({where})")
+
+
+def tells_faults(worker: Worker) -> Failed:
+    """Tell the scheduler of faults on this worker: the session ends, the worker lives."""
+    return lambda session, failure: send(worker, FaultReport(session, failure))
+
+
 class Handlers:
     """What a scheduler or a worker does with which message."""
 
-    def __init__(self) -> None:
+    def __init__(self, failed: Failed) -> None:
+        self._failed = failed
         self._rpc: dict[str, Callable[..., Any]] = {}
         self._stream: dict[str, Callable[..., Any]] = {}
 
@@ -167,8 +206,7 @@ class Handlers:
             Takes the sender and the message. The sender is the address of a worker or the id of a client; on a worker,
             where only the scheduler sends, it is empty.
 
-        A message that another version has sent and that cannot be read is logged: an error would close the connection,
-        and with it the worker.
+        A message that another version has sent and that cannot be read is logged, and ends the session that it names.
         """
 
         self._take(kind.op, kind, handler)
@@ -184,12 +222,16 @@ class Handlers:
     def _take(self, op: str, kind: type[Message], handler: Callable[[str, Any], None]) -> None:
         def take_message(*, worker: str = "", client: str = "", **mapping: Any) -> None:
             mapping[OP] = op  # Dask has taken it out
-            try:
-                message = kind.from_wire(mapping)
-            except (TypeError, KeyError):
-                _LOG.exception("message %s of %s cannot be read", op, worker or client or "the scheduler")
-                return
-            handler(worker or client, message)
+            session = mapping.get("session", "")
+            with guarded(op, session, self._failed):
+                try:
+                    message = kind.from_wire(mapping)
+                except (TypeError, KeyError):
+                    if session:
+                        raise
+                    _LOG.exception("message %s of %s cannot be read", op, worker or client or "the scheduler")
+                    return
+                handler(worker or client, message)
 
         self._stream[op] = take_message
 

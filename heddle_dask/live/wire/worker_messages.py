@@ -10,13 +10,7 @@ from heddle_dask.core.commands import LoadService, MoveContext
 from heddle_dask.core.ids import ActionId, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription, HostDescription
 from heddle_dask.live.wire.codec import Message, Request, WireValue
-from heddle_dask.live.wire.messages import (
-    ActionOutcome,
-    Key,
-    StepResult,
-    action_key,
-    step_key,
-)
+from heddle_dask.live.wire.messages import ActionOutcome, Key, StepResult, action_key, step_key
 from heddle_dask.live.wire.transport import Done
 
 # -- worker to scheduler: engines and hosts --------------------------------------------------------

@@ -15,12 +15,7 @@ from distributed import Worker
 
 from heddle_dask.core.events import MoveEnded
 from heddle_dask.engines.client import EngineClient
-from heddle_dask.engines.contract import (
-    EngineRefused,
-    EngineUnreachable,
-    KvHandle,
-    KvTransferFailed,
-)
+from heddle_dask.engines.contract import EngineRefused, EngineUnreachable, KvHandle, KvTransferFailed
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report

@@ -65,7 +65,7 @@ from heddle_dask.live.wire.messages import (
     step_key,
 )
 from heddle_dask.live.wire.result_push import Outbox
-from heddle_dask.live.wire.transport import Done, Handlers
+from heddle_dask.live.wire.transport import Done, Handlers, guarded, tells_faults
 from heddle_dask.live.wire.worker_messages import (
     EngineReadyReport,
     EngineStartFailedReport,
@@ -150,15 +150,15 @@ class RolloutWorker(WorkerPlugin):
         self._contexts = ContextCache()
         self._outbox: Outbox[PushedStep] = Outbox()
         weights = os.environ.get(WEIGHTS_VARIABLE) or Path(worker.local_directory).parent / "heddle-weights"
-        published = Path(
-            f"{weights}-published"
-        )  # not within: copies of models make room there for each other
+        # Not within: copies of models make room there for each other.
+        published = Path(f"{weights}-published")
         self._mover = ContextMover(self, self._contexts, self._send)
         self._running: dict[Key, str] = {}
         self._called_off = CalledOffSteps(worker)
-        self._background = BackgroundTasks(worker.loop)
+        self._fault = tells_faults(worker)
+        self._background = BackgroundTasks(worker.loop, self._fault)
         self._weights = WeightKeeper(self, published, self._send, self._background)
-        handlers = Handlers()
+        handlers = Handlers(self._fault)
         handlers.answer(TakeContext, self._mover.take)
         handlers.answer(ExportContext, self._mover.export)
         handlers.answer(HostEngine, self.host_engine)
@@ -333,7 +333,8 @@ class RolloutWorker(WorkerPlugin):
             self._called_off.transition(key, finish)
         report = self._reports.pop(key, None)
         if report is not None:
-            self._send(report)
+            with guarded("the report of a step", report.session, self._fault):
+                self._send(report)
 
     def _report_started(self, call: StepCall, engine_id: EngineId) -> None:
         if call.key in self._running:
@@ -392,13 +393,12 @@ class RolloutWorker(WorkerPlugin):
     def abort_step(self, session: str, command: AbortStep) -> None:
         """Stop a step; its call returns with the tokens so far, none if it waits here for a slot.
 
-        In the background: Dask handles no other message of the scheduler before this one is done, and closes the
-        worker when it raises.
+        In the background: Dask handles no other message of the scheduler before this one is done.
         """
         key = step_key(session, command.step_id)
         request_id = self._running.get(key)
         if request_id is not None and self._client is not None:
-            self._background.start(self._abort(self._client, request_id))
+            self._background.start(self._abort(self._client, request_id), session)
         elif request_id is None:
             self._called_off.call_off(key)
 
@@ -409,7 +409,7 @@ class RolloutWorker(WorkerPlugin):
 
     def move_context(self, sender: str, order: MoveContextOrder) -> None:
         """Bring a trajectory's context here, in the background as `abort_step` does."""
-        self._background.start(self._mover.move(order))
+        self._background.start(self._mover.move(order), order.session)
 
     def drop_context(self, session: str, command: DropContext) -> None:
         """Drop the context of a trajectory."""

@@ -55,7 +55,7 @@ class ServiceWorker(ToolWorker):
         logs = os.environ.get(ENGINE_LOGS_VARIABLE) or worker.local_directory
         self._host = ModelHost(self._devices(worker.state.total_resources), Path(logs), self._lost)
         self._orders = ChunkOrders()
-        self._background = BackgroundTasks(worker.loop)
+        self._background = BackgroundTasks(worker.loop, self._fault)
         self._session = ""
 
     async def teardown(self, worker: Worker) -> None:
@@ -143,7 +143,7 @@ class ServiceWorker(ToolWorker):
         self._order(None, self._host.close)
 
     def _order(self, chunk: GpuChunk | None, carry_out: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        self._background.start(self._orders.in_turn(chunk, carry_out))
+        self._background.start(self._orders.in_turn(chunk, carry_out), self._session)
 
     def _lost(self, service: str, chunk: GpuChunk, cause: str) -> None:
         if self._session:

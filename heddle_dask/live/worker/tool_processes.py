@@ -71,6 +71,13 @@ class ToolProcessEnded(Exception):
     """The process ended in the middle of a call; the message says how."""
 
 
+class ToolServerEnded(Exception):
+    """The fork server ended, and the process of the call with it: any of the calls that ran may be the reason."""
+
+    def __init__(self) -> None:
+        super().__init__("the server that forks processes for tools was killed")
+
+
 class _Process:
     """One process: its number and pid (0 until the server has told), its streams, and where it imports from."""
 
@@ -111,20 +118,21 @@ class _Process:
             tag, length = FRAME.unpack(await self.reader.readexactly(FRAME.size))
             answer = await self.reader.readexactly(length)
         except (OSError, asyncio.IncompleteReadError):
-            raise ToolProcessEnded(await self._how_it_ended()) from None
+            raise await self._how_it_ended() from None
         self.lasting = tag not in (LAST_VALUE, LAST_RAISED)
         if tag in (RAISED, LAST_RAISED):
             raise ToolRaised(*cloudpickle.loads(answer))
         return answer
 
-    async def _how_it_ended(self) -> str:
+    async def _how_it_ended(self) -> ToolProcessEnded | ToolServerEnded:
         await asyncio.wait({self.ended}, timeout=_STATUS_S)
-        if not self.ended.done() or self.ended.cancelled():
-            return "its process was killed"
+        if not self.ended.done():
+            return ToolProcessEnded("its process was killed")
+        if self.ended.cancelled():
+            return ToolServerEnded()
         code = os.waitstatus_to_exitcode(self.ended.result())
-        return (
-            f"its process was killed by {_signal_name(-code)}" if code < 0 else f"its process ended ({code})"
-        )
+        how = f"was killed by {_signal_name(-code)}" if code < 0 else f"ended ({code})"
+        return ToolProcessEnded(f"its process {how}")
 
 
 class ToolProcesses:
@@ -135,8 +143,8 @@ class ToolProcesses:
         at_once: int = MAX_PROCESSES,  # calls that run at the same time; others wait
         groups: CgroupTree | None = None,  # where each process has a control group; None: nowhere
     ) -> None:
+        self._at_once = at_once
         self._free = asyncio.Semaphore(at_once)
-        self._most_idle = at_once
         self._groups = groups
         self._idle: list[_Process] = []
         self._processes: dict[int, _Process] = {}
@@ -161,10 +169,23 @@ class ToolProcesses:
             The function raised.
         ToolProcessEnded
             Its process ended.
+        ToolServerEnded
+            The fork server ended twice, of which the second one served this call alone.
         LimitExceeded
             It used more than it may.
         """
-        call = call or RunningCall()
+        try:
+            return await self._run(payload, offered, call or RunningCall())
+        except ToolServerEnded:
+            if self._at_once == 1:
+                raise
+        alone = ToolProcesses(1, self._groups)
+        try:
+            return await alone.run(payload, offered, call)
+        finally:
+            await alone.close()
+
+    async def _run(self, payload: bytes, offered: dict[str, Any], call: RunningCall) -> bytes:
         body = cloudpickle.dumps((payload, offered, call.terms))
         async with self._free:
             process = await self._idle_or_new(call)
@@ -175,7 +196,7 @@ class ToolProcesses:
                 value = await process.call(body)
                 reusable = process.lasting and not call.memory_bytes
                 return value
-            except (ToolRaised, ToolProcessEnded) as error:
+            except (ToolRaised, ToolProcessEnded, ToolServerEnded) as error:
                 exceeded = call.limit_behind(error)
                 reusable = process.lasting and exceeded is None and not call.memory_bytes
                 if exceeded is not None:
@@ -204,14 +225,14 @@ class ToolProcesses:
 
     def _set_idle(self, process: _Process) -> None:
         self._idle.append(process)  # the one used last is used next: what it has imported is warm
-        if len(self._idle) > self._most_idle:
+        if len(self._idle) > self._at_once:
             self._discard(self._idle.pop(0))
 
     def start(self) -> None:
         """Start the fork server, unless it runs. It answers in a fraction of a second; calls wait for it."""
         if self._server is not None and self._server.poll() is None:
             return
-        self._close_control()
+        self._server_ended()  # a notice of it may be on its way
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._server = subprocess.Popen(
@@ -263,8 +284,12 @@ class ToolProcesses:
         ours, theirs = socket.socketpair()
         with theirs:
             descriptors = [theirs.fileno(), process.printed.write_end]
-            socket.send_fds(self._control, [REQUEST.pack(FORK, process.number)], descriptors)
-        process.printed.close_write_end()
+            try:
+                socket.send_fds(self._control, [REQUEST.pack(FORK, process.number)], descriptors)
+            except OSError:
+                raise ToolServerEnded from None  # its end has not been noticed yet
+            finally:
+                process.printed.close_write_end()
         self._processes[process.number] = process
         try:
             if self._groups is not None:

@@ -39,7 +39,7 @@ from heddle_dask.live.wire.messages import (
     too_large,
 )
 from heddle_dask.live.wire.result_push import Outbox
-from heddle_dask.live.wire.transport import Done, Handlers, send
+from heddle_dask.live.wire.transport import Done, Handlers, guarded, send, tells_faults
 from heddle_dask.live.wire.worker_messages import (
     ActionPayloadWantedReport,
     ActionResults,
@@ -54,7 +54,7 @@ from heddle_dask.live.worker.cpu_pool import CoreLease, CpuPool
 from heddle_dask.live.worker.running_call import LimitExceeded
 from heddle_dask.live.worker.sandbox_host import close_sandbox, close_sandboxes, reap_stale_sandboxes
 from heddle_dask.live.worker.tool_fork_server import one_line
-from heddle_dask.live.worker.tool_processes import ToolProcessEnded, ToolRaised
+from heddle_dask.live.worker.tool_processes import ToolProcessEnded, ToolRaised, ToolServerEnded
 from heddle_dask.sandbox.stateful.contract import ReplayDiffers, SandboxFailed
 from heddle_dask.sandbox.stateful.keeper import SandboxMissing
 
@@ -99,7 +99,8 @@ class ToolWorker(WorkerPlugin):
         self._payloads: dict[Key, asyncio.Future[bytes]] = {}
         self._outbox: Outbox[PushedAction] = Outbox()
         self._reaping = asyncio.ensure_future(reap_stale_sandboxes())
-        handlers = Handlers()
+        self._fault = tells_faults(worker)
+        handlers = Handlers(self._fault)
         handlers.answer(FetchActionResults, self.action_results)
         handlers.answer(PutActionPayload, self.put_payload)
         handlers.take_order(AbortAction, self.abort_action)
@@ -192,7 +193,8 @@ class ToolWorker(WorkerPlugin):
         """Report an action that has ended in the same message as Dask's own report, and before it."""
         report = self._reports.pop(key, None)
         if report is not None and self.worker is not None:
-            send(self.worker, report)
+            with guarded("the report of an action", report.session, self._fault):
+                send(self.worker, report)
 
     async def action_results(self, request: FetchActionResults) -> ActionResults:
         """Long poll of the driver."""
@@ -220,7 +222,7 @@ class ToolWorker(WorkerPlugin):
             return "sandbox-differs", b"", str(error), "", None
         except (SandboxFailed, ToolProcessEnded) as error:
             return "raised", b"", str(error), "", None
-        except ServiceFailed as error:
+        except (ServiceFailed, ToolServerEnded) as error:
             return "lost", b"", str(error), "", None
         except asyncio.CancelledError:
             assert self.worker is not None

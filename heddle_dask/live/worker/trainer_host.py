@@ -20,11 +20,7 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.model_services.served_process import ServedProcess
 from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceRefused
-from heddle_dask.live.wire.messages import (
-    ENGINE_LOGS_VARIABLE,
-    TRAINER_RESOURCE,
-    TRAINER_THREADS_VARIABLE,
-)
+from heddle_dask.live.wire.messages import ENGINE_LOGS_VARIABLE, TRAINER_RESOURCE, TRAINER_THREADS_VARIABLE
 
 PLUGIN_NAME = "heddle-trainer-host"
 TRAINER_MODULE = "pipelines.grpo"

@@ -100,9 +100,8 @@ class ControlChannel:
             except WriteFailed as error:
                 self.failed.set_exception(error)
                 return
-            except (
-                Exception
-            ) as error:  # a poll that ended without a word would leave the run waiting for ever
+            # A poll that ended without a word would leave the run waiting for ever.
+            except Exception as error:
                 self._fail(ControlPlaneFailed(f"the scheduler's answer cannot be used: {error!r}"))
                 raise
 
@@ -134,7 +133,10 @@ class ControlChannel:
             self._on_notice(notice)
         self.counts = updates.counts or self.counts
         if updates.failure:
-            story = f"the scheduler plugin failed and stopped steering:\n{updates.failure}"
+            told = updates.failure
+            story = f"a fault of heddle_dask ended this session: {told}"
+            if "\n" in told:
+                story = f"the scheduler plugin failed and stopped steering:\n{told}"
             self._fail(ControlPlaneFailed(story))
         lost = updates.stopped or self._missing.too_long(updates.counts, time.monotonic())
         if lost:

@@ -115,9 +115,7 @@ async def _tool_sandboxes(client: Client, patience_s: float) -> dict[str, Worker
 async def _tool_jobs_coming(client: Client) -> bool:
     try:
         queued = (await ask_scheduler(client, GetCapacity())).queued
-    except (
-        OSError,
-        RuntimeError,
-    ):  # the plugin is registered later, where no cluster of this project has done it
+    # The plugin is registered later, where no cluster of this project has done it.
+    except (OSError, RuntimeError):
         return False
     return queued.tool_workers + queued.starting_tool_workers > 0

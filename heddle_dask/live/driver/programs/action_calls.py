@@ -230,7 +230,7 @@ async def outcome_of(
                     outcome, status="raised", message=too_large("arguments", call.body_bytes, call.max_bytes)
                 )
             continue
-        if outcome.status == "lost":  # the model service that it called has died
+        if outcome.status == "lost":  # what ran it has died
             losses += 1
             if losses >= retries.max_action_attempts:
                 return replace(outcome, message=f"{outcome.message} ({losses} times)")

@@ -30,6 +30,7 @@ from heddle_dask.live.wire.driver_messages import (
     ActionResultLostNotice,
     ApiNotice,
     Notice,
+    ProgressNotice,
     StepResultLostNotice,
 )
 from heddle_dask.live.wire.messages import action_key, step_key
@@ -146,7 +147,7 @@ class Driver:
                 submitter.send_payload(action_id, address)
             case CancelTrajectory(trajectory_id, cause):
                 self.cancel(trajectory_id, "stale" if cause == STALE else "redundant")
-            case EngineLost() | ApiNotice() | WeightsFetched() | WeightsInstalled():
+            case EngineLost() | ApiNotice() | ProgressNotice() | WeightsFetched() | WeightsInstalled():
                 pass  # its steps report by themselves; the calls of an API wait
             case _:
                 assert_never(notice)
@@ -289,6 +290,8 @@ def notice_line(notice: Notice) -> str:
             return f"api {notice.api}: circuit breaker open for {notice.seconds:.1f} s: {notice.cause}"
         case ApiNotice():
             return f"api {notice.api}: circuit breaker {notice.state}: calls go on"
+        case ProgressNotice(line):
+            return line
         case _:
             return ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,13 +27,13 @@ from heddle_dask.live.wire.driver_messages import (
 from heddle_dask.live.wire.messages import STREAM_INTERVAL_S
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.worker.engine_host import Watch
-from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME as ENGINE_PLUGIN
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 from heddle_dask.live.worker.service_worker import PLUGIN_NAME as SERVICE_PLUGIN
 from heddle_dask.live.worker.service_worker import ServiceWorker
 from heddle_dask.live.worker.tool_worker import PLUGIN_NAME as TOOL_PLUGIN
 from heddle_dask.live.worker.tool_worker import ToolWorker
 
+_LOG = logging.getLogger(__name__)
 # A cluster that has failed may not answer: the end of its session is not waited for longer.
 _FAILED_END_S = 2.0
 
@@ -160,20 +161,24 @@ class OpenSession:
         failed = self.channel.failed.done()
         limit_s = _FAILED_END_S if failed else self._patience.scheduler_s
         try:
-            if self._client.status == "running":
-                await answered_within(limit_s, self._end())
+            ends_engines = self._client.status == "running" and await answered_within(limit_s, self._end())
         except (OSError, RuntimeError, ClusterLost) as error:
             if not failed:
                 raise ClusterLost(f"the scheduler did not confirm the end of the session: {error}") from None
+            ends_engines = False
         finally:
             await self.channel.close()
+        if ends_engines:
+            try:
+                await answered_within(limit_s, ask_scheduler(self._client, OwnEngines(self.session_id, None)))
+            except (OSError, RuntimeError, ClusterLost) as error:  # the run itself is complete
+                _LOG.warning("engines may still run: the workers did not confirm their end: %s", error)
 
-    async def _end(self) -> None:
+    async def _end(self) -> bool:
+        """End the session; whether its engines are to end too."""
         last = await ask_scheduler(self._client, EndSession(self.session_id))
         self.channel.take(last)
-        if last.ends_engines:
-            await dask.remove_worker_plugin(self._client, ENGINE_PLUGIN)
-            await ask_scheduler(self._client, OwnEngines(self.session_id, None))
+        return last.ends_engines
 
 
 def check_shared(spec: EngineSpec, engines: Sequence[ReadyEngine], other: str, with_degrees: bool) -> None:

@@ -112,8 +112,4 @@ class RolloutEngines:
 
     def description(self) -> dict[str, Any]:
         """What the metadata of a run say of its engines."""
-        return {
-            "logprobs": self._spec.options.logprobs,
-            "engine": self._spec.to_mapping(),
-            "cost": self.cost,
-        }
+        return {"logprobs": self._spec.options.logprobs, "engine": self._spec.to_mapping(), "cost": self.cost}
