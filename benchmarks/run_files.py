@@ -24,10 +24,11 @@ from benchmarks.tables import Column, print_measured_rows
 from heddle_dask.cli.shared_options import COUNT, shared_options, whole_numbers
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.contract import GenerateResult
-from heddle_dask.live.driver.files.run_writer import RESULTS, RunWriter, journal_path
+from heddle_dask.live.driver.files.run_writer import RunWriter, journal_path
 from heddle_dask.live.wire.messages import StepResult
 from heddle_dask.live.wire.result_codec import step_body
 from heddle_dask.records.journal import JournalReader
+from heddle_dask.records.journal_lines import RESULTS
 from heddle_dask.records.token_record import Attribution, TokenRecord
 from heddle_dask.records.trajectory import StepRecord, TrajectoryRecord
 

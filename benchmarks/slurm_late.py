@@ -76,7 +76,7 @@ async def measure_late(plan: ClusterPlan, model: str, out: Path) -> LateJobs:
         running = asyncio.ensure_future(rollout.run(TRAJECTORIES))
         for number in range(2, JOBS + 1):
             await asyncio.wait([running], timeout=EVERY_S)
-            await cluster.scale_group(group.name, number)
+            await cluster.scale(**{group.name: number})
         await running
     return late_jobs([line for _, lines in control_lines(out) for line in lines], RunReader(out))
 

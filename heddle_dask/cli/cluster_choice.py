@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tempfile
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -21,6 +20,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.toml_table import read_toml, unknown_key
 from heddle_dask.engines.spec import check_hardware
 from heddle_dask.live.clusters.local import ClusterProcessFailed, LocalRolloutCluster, SupervisedCluster
+from heddle_dask.live.clusters.owned_directory import OwnedDirectory
 from heddle_dask.live.clusters.quota_table import QUOTAS
 from heddle_dask.live.clusters.slurm.cluster_file import AFFINITY
 from heddle_dask.live.driver.connection.encryption import unencrypted
@@ -96,7 +96,7 @@ class LocalShape:
 @contextlib.asynccontextmanager
 async def local_client(shape: LocalShape, dashboard: bool, logs: Path) -> AsyncIterator[Client]:
     """A client of a new cluster on this machine, which writes its logs to `logs`; the cluster ends with it."""
-    with tempfile.TemporaryDirectory(prefix="heddle-cluster-", ignore_cleanup_errors=True) as directory:
+    with OwnedDirectory("heddle-cluster-") as directory:
         cluster = LocalRolloutCluster(
             engines=shape.engines,
             tool_workers=shape.tool_workers,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -61,8 +62,17 @@ def refuse(message: str, exit_code: int = EXIT_BAD_INPUT) -> None:
     sys.exit(exit_code)
 
 
+# All but tab and newline; marks that turn the direction of text; and surrogates, which no terminal takes.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escaped(text: str) -> str:
+    """The text with escapes, such as ``\\x1b``, in place of its control characters."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
 def one_line(message: str) -> None:
-    click.echo(f"heddle: {' '.join(message.split())}", err=True)
+    click.echo(f"heddle: {escaped(' '.join(message.split()))}", err=True)
 
 
 def _message(error: click.ClickException) -> str:

@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.files.run_writer import RESULTS, WriteMode, journal_path
+from heddle_dask.core.value_types import read_from
+from heddle_dask.live.driver.files.run_writer import WriteMode, journal_path
 from heddle_dask.records.causes import Ended
 from heddle_dask.records.journal import JournalReader
+from heddle_dask.records.journal_lines import RESULTS
+from heddle_dask.records.plain_files import damaged
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.schema import is_ours
 from heddle_dask.records.store import RunStore
@@ -55,14 +58,17 @@ class StoredRun:
         self._rows = {name: row for row, name in enumerate(ids)}
         self._journalled: dict[str, dict[str, Any]] = {}
         open_ids: dict[str, None] = {}
-        for kind, body, _ in lines or ():
-            name = body["trajectory_id"]
-            if name in self._rows:
-                continue
-            if kind == TRAJECTORY_FINISHED:
-                self._journalled.setdefault(name, body)
-            else:
-                open_ids[name] = None
+        if len(self._rows) < len(ids):
+            raise damaged(self.path / "trajectories/id", "it has an id twice")
+        with read_from(journal):
+            for kind, body, _ in lines or ():
+                name = body["trajectory_id"]
+                if name in self._rows:
+                    continue
+                if kind == TRAJECTORY_FINISHED:
+                    self._journalled.setdefault(name, body)
+                else:
+                    open_ids[name] = None
         self.dropped_bytes = 0 if lines is None else lines.dropped_bytes
         self.stored = len(self._rows)
         self.recovered = len(self._journalled)
@@ -94,8 +100,10 @@ class StoredRun:
         ]
         for name, *ending in zip(self._rows, *columns, strict=True):
             yield Ended(name, *map(str, ending))
-        for name, body in self._journalled.items():
-            yield Ended(name, body["status"], body["cause"], body["detail"])
+        for name, record in zip(
+            self._journalled, map(trajectory_from_body, self._journalled.values()), strict=True
+        ):
+            yield Ended(name, record.status, record.cause, record.detail)
 
     def __iter__(self) -> Iterator[TrajectoryRecord]:
         return (self._get(name) for name in self.ids)

@@ -43,6 +43,11 @@ class GuardViolation(HeddleError):
     """A strategy proposed an invalid command. A bug; the message has the reason."""
 
 
+def one_line_of(error: BaseException) -> str:
+    """The message of an error, or its type where it has none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def check_count(name: str, value: object, least: int = 1) -> None:
     """Refuse what is no whole number from `least` to 2**31 - 1."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**31:

@@ -17,6 +17,7 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.events import Event
 from heddle_dask.core.ids import RunId
+from heddle_dask.core.value_types import check_types
 
 _TYPES: dict[str, type] = {kind.__name__: kind for kind in (*get_args(Event), *get_args(Command))}
 
@@ -95,7 +96,11 @@ def decode(row: Sequence[Any]) -> Event | Command:
     kind = _TYPES.get(row[0]) if row and isinstance(row[0], str) else None
     if kind is None:
         raise _foreign(row)
-    item: Event | Command = _build(kind, row[1:], row)
+    try:
+        item: Event | Command = _build(kind, row[1:], row)
+        check_types(item)
+    except (TypeError, ValueError, LookupError, RecursionError):
+        raise _foreign(row) from None
     return item
 
 

@@ -60,8 +60,8 @@ def socket_address(directory: Path, name: str) -> EngineAddress:
     return EngineAddress(socket=path)
 
 
-# Room for the name of a socket behind the directory's path.
-_NAME_BYTES = 40
+# Room behind the directory's path for the name of a socket, also of one in an engine's own directory.
+_NAME_BYTES = 60
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 

@@ -7,6 +7,7 @@ directory; when a start fails, the error carries the end of that log and the lin
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import secrets
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.address import (
+    LONGEST_SOCKET_PATH_BYTES,
     EngineAddress,
     engines_directory,
     free_port,
@@ -33,6 +35,7 @@ from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.engines.supervised_process import SupervisedProcess
 
 _LOG_NAME = "engine"
+_VLLM_SOCKET_BYTES = len("/") + 36  # a UUID
 _POLL_S = 0.05
 _TAIL_LINES = 20
 # A cause may stand far before the end of a log: other processes of the engine end after it, each with a traceback.
@@ -140,7 +143,7 @@ class EngineProcess:
             command.argv,
             self._directory,
             _LOG_NAME,
-            env=command.env,
+            env={**command.env, **self._temporary()},
             records=self._records,
             mark=self._mark,
             grace_s=self._grace_s,
@@ -184,6 +187,15 @@ class EngineProcess:
         return (f": {cause}" if cause else "") + f" (log: {self.log_path}{quoted})"
 
     # ------------------------------------------------------------------ inside
+
+    def _temporary(self) -> dict[str, str]:
+        """Where it has its temporary files, and vLLM its sockets; what PyTorch has compiled stays for the next one."""
+        path = self._records / watchdog.temporary_name(self._mark)
+        if len(os.fsencode(path)) + _VLLM_SOCKET_BYTES > LONGEST_SOCKET_PATH_BYTES:
+            return {}
+        private_directory(path)
+        compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(engines_directory() / "torchinductor")
+        return {"TMPDIR": str(path), "VLLM_RPC_BASE_PATH": str(path), "TORCHINDUCTOR_CACHE_DIR": compiled}
 
     async def _until_ready(self, client: EngineClient, deadline: float, timeout_s: float) -> None:
         while not await client.healthy():

@@ -29,6 +29,7 @@ import ctypes
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -175,8 +176,14 @@ def socket_name(mark: str) -> str:
     return f"engine-{mark}.sock"
 
 
+def temporary_name(mark: str) -> str:
+    """Name of the directory, beside the record, for an engine's temporary files and own sockets."""
+    return f"tmp-{mark}"
+
+
 def remove_files(records: str, mark: str) -> None:
-    """Remove the record and the socket of an engine that has ended."""
+    """Remove the record, the socket and the temporary files of an engine that has ended."""
+    shutil.rmtree(os.path.join(records, temporary_name(mark)), ignore_errors=True)
     for name in (record_name(mark), socket_name(mark)):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(records, name))

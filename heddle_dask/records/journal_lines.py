@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.records.plain_files import open_plain
+from heddle_dask.records.trajectory import TRAJECTORY_FINISHED
 
 # Version of this file format and of the events and commands in it (`core.journal_codec`); incremented when either
 # changes.
@@ -19,7 +21,15 @@ HEADER = b'{"heddle":"journal","format":%d}\n' % FORMAT
 _ANY_HEADER = re.compile(rb'\{"heddle":"journal","(?:format|version)":(\d+)\}\n')
 
 _READ_BYTES = 1 << 20
+# Far above what the budget of an action lets through, and below what a sparse file may claim.
+_MOST_LINE_BYTES = 1 << 29
 _LINE_EXTRA = len("01234567 \n")
+
+
+RESULTS = frozenset(
+    {"step", "step-cancelled", "step-lost", "action", "reward", "environment-failed", TRAJECTORY_FINISHED}
+)
+"""Kinds of records that are of one trajectory, and needed until the store has it."""
 
 
 class JournalRecord(NamedTuple):
@@ -45,7 +55,7 @@ def scan_lines(path: Path) -> Iterator[JournalLine]:
     Yields at least one line: for a file that ends within the header an empty one at byte 0.
     """
     header = read_header(path)
-    with open(path, "rb", buffering=_READ_BYTES) as file:
+    with open_plain(path, _READ_BYTES) as file:
         # Read only the present bytes: with an active writer the file grows meanwhile.
         size = os.fstat(file.fileno()).st_size
         if header != HEADER:
@@ -58,7 +68,7 @@ def scan_lines(path: Path) -> Iterator[JournalLine]:
 
 def lines_after(path: Path, last: JournalLine) -> Iterator[JournalLine]:
     """The complete records that were appended after one."""
-    with open(path, "rb", buffering=_READ_BYTES) as file:
+    with open_plain(path, _READ_BYTES) as file:
         size = os.fstat(file.fileno()).st_size
         yield from _lines_of(file, path, last._replace(size=size))
 
@@ -69,10 +79,10 @@ def _lines_of(file: BinaryIO, path: Path, last: JournalLine) -> Iterator[Journal
     _, crc, end, size = last
     while end < size:
         number += 1
-        line = file.readline(size - end)
+        line, length = _read_line(file, min(size - end, _MOST_LINE_BYTES))
         text = _checked(line, crc)
         if text is None:
-            if end + len(line) < size:
+            if end + length < size:
                 raise BadInput(
                     f"{path} is damaged at line {number}: restore it, or keep what is whole "
                     f"with: head -n {number - 1}"
@@ -80,6 +90,23 @@ def _lines_of(file: BinaryIO, path: Path, last: JournalLine) -> Iterator[Journal
             return
         end, crc = end + len(line), int(line[:8], 16)
         yield JournalLine(text, crc, end, size)
+
+
+def _read_line(file: BinaryIO, most: int) -> tuple[bytes, int]:
+    """A line and its length; with a zero in it, such as in the hole of a sparse file, it is none and not kept."""
+    parts: list[bytes] = []
+    length, is_text = 0, True
+    while length < most:
+        part = file.readline(min(most - length, _READ_BYTES))
+        length += len(part)
+        is_text = is_text and b"\0" not in part
+        if is_text:
+            parts.append(part)
+        else:
+            parts.clear()
+        if not part or part.endswith(b"\n"):
+            break
+    return b"".join(parts), length
 
 
 def _checked(line: bytes, previous_crc: int) -> bytes | None:
@@ -92,7 +119,7 @@ def _checked(line: bytes, previous_crc: int) -> bytes | None:
 def read_header(path: Path) -> bytes:
     """The written part of the header; refuses files that are no journal, and journals of another format."""
     try:
-        with open(path, "rb") as file:
+        with open_plain(path) as file:
             line = file.readline(2 * len(HEADER))
     except OSError as error:
         raise BadInput(f"cannot read the journal {path}: {error.strerror}") from None
@@ -107,11 +134,20 @@ def read_header(path: Path) -> bytes:
     )
 
 
+# What every reader of these entries relies on, in a record of any kind.
+_ENTRIES: dict[str, type] = {"trajectory_id": str, "branch": str, "step_index": int, "action_index": int}
+_ENTRIES |= {"lines": list, "strategy": str, "seed": int, "overrides": list, "retries": dict}
+
+
+def _has_types(body: dict[str, Any]) -> bool:
+    return all(isinstance(body[name], _ENTRIES[name]) for name in _ENTRIES.keys() & body.keys())
+
+
 def parsed_record(line: JournalLine, path: Path) -> JournalRecord:
     """The record of a line whose CRC is right."""
     try:
         kind, body = json.loads(line.text)
-        if isinstance(kind, str) and isinstance(body, dict):
+        if isinstance(kind, str) and isinstance(body, dict) and _has_types(body):
             return JournalRecord(kind, body, len(line.text) + _LINE_EXTRA)
     except (ValueError, TypeError, RecursionError):
         pass

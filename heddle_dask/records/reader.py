@@ -16,19 +16,27 @@ import zarr
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.notebook import facts_html, rows_html
+from heddle_dask.core.value_types import read_from
+from heddle_dask.records.plain_files import damaged
 from heddle_dask.records.schema import (
     STRING,
     TABLES,
     absent_value,
     committed_rows,
-    damaged,
+    counted,
     missing_columns,
     open_column,
     open_run,
     read_rows,
 )
 from heddle_dask.records.token_record import Attribution, TokenRecord
-from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryOutline, TrajectoryRecord
+from heddle_dask.records.trajectory import (
+    ActionRecord,
+    StepRecord,
+    TrajectoryOutline,
+    TrajectoryRecord,
+    check_ending,
+)
 
 # Small beside the others; offsets are needed at random.
 _CACHED = ("trajectories", "branches")
@@ -113,7 +121,7 @@ class RunReader:
         """
         metadata = self.metadata
         facts: Any = metadata.get("batch_facts", [])
-        return [*facts, *({} for _ in range(int(metadata.get("batches", 0)) - len(facts)))]
+        return [*facts, *({} for _ in range(counted(metadata, "batches", 0) - len(facts)))]
 
     def column(self, name: str) -> npt.NDArray[Any]:
         """One column by its path, as ``"steps/decode_s"``; read-only.
@@ -143,16 +151,14 @@ class RunReader:
         IndexError
             If there is no such row.
         """
-        facts = self._facts(index)
-        try:
+        self._check_index(index)
+        with read_from(self.path):
             return TrajectoryRecord(
-                **facts,
+                **self._facts(index),
                 branches=self._branches(index),
                 steps=self._part("steps", index, StepRecord),
                 actions=self._part("actions", index, ActionRecord),
             )
-        except (ValueError, TypeError) as error:
-            raise damaged(self.path, str(error)) from None
 
     def outline(self, index: int) -> TrajectoryOutline:
         """The trajectory in row `index` without its tokens, which are not read.
@@ -162,12 +168,15 @@ class RunReader:
         IndexError
             If there is no such row.
         """
-        facts = self._facts(index)
-        return TrajectoryOutline(
-            **{name: facts[name] for name in _OUTLINED},
-            steps=self._part("steps", index, StepRecord),
-            actions=self._part("actions", index, ActionRecord),
-        )
+        self._check_index(index)
+        with read_from(self.path):
+            facts = self._facts(index)
+            check_ending(facts["status"], facts["cause"])
+            return TrajectoryOutline(
+                **{name: facts[name] for name in _OUTLINED},
+                steps=self._part("steps", index, StepRecord),
+                actions=self._part("actions", index, ActionRecord),
+            )
 
     def summary(self) -> RunSummary:
         """Totals over all committed trajectories."""
@@ -225,10 +234,12 @@ class RunReader:
         for index in range(len(self)):
             yield self.trajectory(index)
 
-    def _facts(self, index: int) -> dict[str, Any]:
-        """What is stored of a trajectory itself, by the names of `TrajectoryRecord`."""
+    def _check_index(self, index: int) -> None:
         if not 0 <= index < len(self):
             raise IndexError(f"no trajectory {index}: the run has {len(self)}")
+
+    def _facts(self, index: int) -> dict[str, Any]:
+        """What is stored of a trajectory itself, by the names of `TrajectoryRecord`."""
         facts: dict[str, Any] = {}
         for column, kind in TABLES["trajectories"].columns.items():
             if not column.endswith("_offset"):

@@ -15,10 +15,11 @@ as numpy's StringDType without a warning.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import zarr
-from zarr.codecs import Crc32cCodec
 from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, one_line_of
+from heddle_dask.core.value_types import FAULTS, MOST_S
+from heddle_dask.records.chunks import check_chunks, has_our_codecs
+from heddle_dask.records.plain_files import damaged, open_plain, read_plain
 from heddle_dask.records.synced_store import SyncedStore
 
 FORMAT = "heddle-run"
@@ -166,26 +169,16 @@ def absent_value(dtype: str) -> str | int | float:
 COLUMNS_ADDED = "columns_added"
 ATTRIBUTES_CRC = "attributes_crc32"
 
+_MOST_ROWS, _MOST_COUNT = 2**40, 10_000_000
+
 # What zarr, its codecs and its JSON raise for metadata and chunks that are not what was written.
-_UNREADABLE = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    BaseZarrError,
-    LookupError,
-    MemoryError,
-    NotImplementedError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-)
+_UNREADABLE = (*FAULTS, BaseZarrError, OSError)
 
 
 def is_ours(path: Path) -> bool:
     """True if `path` is a run of this package, of any version, complete or not."""
     try:
-        attributes = json.loads((path / "zarr.json").read_bytes())["attributes"]
+        attributes = json.loads(read_plain(path / "zarr.json"))["attributes"]
         return bool(attributes["heddle_format"] == FORMAT)
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return False
@@ -204,10 +197,14 @@ def open_run(path: Path, mode: Any) -> zarr.Group:
     if not is_ours(path):
         raise BadInput(f"{path} is no run of heddle: give the path of a run (RUN.zarr)")
     try:
+        for name in _metadata_files():
+            with contextlib.suppress(FileNotFoundError):
+                open_plain(path / name).close()  # zarr would wait for a FIFO
         group = zarr.open_group(SyncedStore(path), mode=mode, zarr_format=3)
         attributes = group.attrs.asdict()
+        crc = attributes_crc(attributes)
     except _UNREADABLE as error:
-        raise BadInput(f"cannot open the run {path}: {_one_line(error)}") from None
+        raise BadInput(f"cannot open the run {path}: {one_line_of(error)}") from None
     version = attributes.get("heddle_format_version")
     if version != FORMAT_VERSION:
         raise BadInput(
@@ -218,17 +215,40 @@ def open_run(path: Path, mode: Any) -> zarr.Group:
         raise BadInput(
             f"{path} was never completely made (its creation was interrupted): create it again with overwrite"
         )
-    if attributes.get(ATTRIBUTES_CRC, attributes_crc(attributes)) != attributes_crc(attributes):
+    if attributes.get(ATTRIBUTES_CRC, crc) != crc:
         raise damaged(path / "zarr.json", "its checksum is wrong")
-    if not _are_counts(attributes["committed"]) or not isinstance(attributes.get("metadata"), dict):
+    if not _are_of_a_run(attributes):
         raise damaged(path / "zarr.json", "its attributes are not those of a run")
     return group
 
 
-def _are_counts(committed: object) -> bool:
-    return isinstance(committed, dict) and all(
-        isinstance(committed.get(table), int) and committed[table] >= 0 for table in TABLES
+def _metadata_files() -> Iterator[str]:
+    for table, layout in TABLES.items():
+        yield f"{table}/zarr.json"
+        yield from (f"{table}/{column}/zarr.json" for column in layout.columns)
+
+
+def _are_of_a_run(attributes: Mapping[str, Any]) -> bool:
+    committed, metadata = attributes["committed"], attributes.get("metadata")
+    return (
+        isinstance(committed, dict)
+        and all(_is_count(committed.get(table), _MOST_ROWS) for table in TABLES)
+        and isinstance(metadata, dict)
+        and isinstance(metadata.get("batch_facts", []), list)
+        and isinstance(attributes.get(COLUMNS_ADDED, []), list)
     )
+
+
+def counted(metadata: Mapping[str, Any], name: str, default: int) -> int:
+    """An entry of a run's metadata with which readers count; `BadInput` if it is no number, or one of no run."""
+    value = metadata.get(name, default)
+    if not _is_count(value, _MOST_COUNT):
+        raise BadInput(f"the metadata of the run has the {name} {str(value)[:60]!r}: restore it from a copy")
+    return int(value)
+
+
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int) and 0 <= value <= most
 
 
 def attributes_crc(attributes: Mapping[str, Any]) -> int:
@@ -262,8 +282,9 @@ def open_column(group: zarr.Group, table: str, column: str, rows: int) -> zarr.A
         array = group[name]
         assert isinstance(array, zarr.Array), "it is no array"
         facts = (array.ndim, array.chunks, array.dtype)
+        assert has_our_codecs(array), "it is encoded in another way"
     except _UNREADABLE as error:
-        raise damaged(where, _one_line(error)) from None
+        raise damaged(where, one_line_of(error)) from None
     layout = TABLES[table]
     kind = layout.columns[column]
     dtype = np.dtypes.StringDType() if kind == STRING else np.dtype(kind)
@@ -280,43 +301,20 @@ def read_rows(array: zarr.Array[Any], start: int, stop: int) -> npt.NDArray[Any]
     Raises
     ------
     BadInput
-        If a chunk is missing, unreadable or has a wrong checksum: the run was damaged.
+        If a chunk is missing, unreadable or has a wrong checksum, or times of no run: the run was damaged.
     """
     if stop <= start:
         return np.empty(0, array.dtype)
     try:
-        if has_checksums(array):
-            for file in chunk_files(array, start, stop):
-                if not file.exists():
-                    raise damaged(file, "it is missing")
-        return np.asarray(array[start:stop])
+        check_chunks(array, start, stop)
+        values = np.asarray(array[start:stop])
+        if array.path.endswith("_s") and bool((np.abs(values) > MOST_S).any()):
+            raise ValueError(f"it has times beyond {MOST_S:g} s")
+        return values
     except _UNREADABLE as error:
-        raise damaged(_path_of(array, ""), _one_line(error)) from None
-
-
-def has_checksums(array: zarr.Array[Any]) -> bool:
-    """Whether the chunks of this column end with a checksum and are all there; those of earlier versions do not."""
-    return any(isinstance(codec, Crc32cCodec) for codec in array.compressors)
-
-
-def chunk_files(array: zarr.Array[Any], start: int, stop: int) -> list[Path]:
-    """The files of the chunks that hold these rows; empty for an array that is not in a directory."""
-    if not isinstance(array.store, LocalStore):
-        return []
-    (chunk_rows,) = array.chunks
-    folder = array.store.root / array.path / "c"
-    return [folder / str(index) for index in range(start // chunk_rows, -(-stop // chunk_rows))]
-
-
-def damaged(where: str | Path, why: str) -> BadInput:
-    """The error for a part of a run that is not what was written there."""
-    return BadInput(f"the run is damaged at {where}: {why}: restore it from a copy")
+        raise damaged(_path_of(array, ""), one_line_of(error)) from None
 
 
 def _path_of(node: zarr.Group | zarr.Array[Any], name: str) -> Path:
     root = node.store.root if isinstance(node.store, LocalStore) else Path(str(node.store))
     return root / node.path / name
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -299,7 +299,7 @@ def recover(journal: str | Path, store: RunStore) -> int:
     missing: dict[str, TrajectoryRecord] = {}
     count = 0
     for record in JournalReader(journal, {TRAJECTORY_FINISHED}):
-        name = record.body["trajectory_id"]
+        name = str(record.body.get("trajectory_id"))
         if name not in store:
             missing.setdefault(name, trajectory_from_body(record.body))
         if len(missing) == _RECOVERED_AT_ONCE:

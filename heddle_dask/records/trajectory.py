@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle_dask.core.notebook import facts_html, rows_html
+from heddle_dask.core.value_types import check_types, read_from
 from heddle_dask.records.token_record import Attribution, TokenRecord
 
 Status = Literal["completed", "truncated", "aborted", "failed"]
@@ -119,6 +120,12 @@ class ActionRecord:
     load_s: float = math.nan
 
 
+def check_ending(status: str, cause: str) -> None:
+    """Raise `ValueError` for what is no status or cause of a trajectory."""
+    if status not in get_args(Status) or cause not in get_args(Cause):
+        raise ValueError(f"a trajectory of status {status!r} with cause {cause!r}")
+
+
 class _WithSteps:
     """What follows from the steps of a trajectory."""
 
@@ -189,8 +196,7 @@ class TrajectoryRecord(_WithSteps):
     prompt_key: str = ""
 
     def __post_init__(self) -> None:
-        if self.status not in get_args(Status) or self.cause not in get_args(Cause):
-            self._refuse(f"status {self.status!r} with cause {self.cause!r}")
+        check_ending(self.status, self.cause)
         if not -(2**63) <= self.seed < 2**63:
             self._refuse(f"seed {self.seed} does not fit 64 bits")
         if self.reward is not None:
@@ -284,12 +290,15 @@ def trajectory_to_body(record: TrajectoryRecord) -> dict[str, Any]:
 
 
 def trajectory_from_body(body: Mapping[str, Any]) -> TrajectoryRecord:
-    """Read what `trajectory_to_body` made."""
-    values = dict(body)
-    values["branches"] = tuple(token_record_from_body(branch) for branch in body["branches"])
-    values["steps"] = _rows(body["steps"], StepRecord)
-    values["actions"] = _rows(body["actions"], ActionRecord)
-    return TrajectoryRecord(**values)
+    """Read what `trajectory_to_body` made; `BadInput` if it did not make it."""
+    with read_from(f"the journalled trajectory {str(body.get('trajectory_id'))[:60]!r}"):
+        values = dict(body)
+        values["branches"] = tuple(token_record_from_body(branch) for branch in body["branches"])
+        values["steps"] = _rows(body["steps"], StepRecord)
+        values["actions"] = _rows(body["actions"], ActionRecord)
+        record = TrajectoryRecord(**values)
+        check_types(record)
+        return record
 
 
 def token_record_to_body(record: TokenRecord) -> dict[str, Any]:
@@ -310,12 +319,12 @@ def token_record_to_body(record: TokenRecord) -> dict[str, Any]:
 def token_record_from_body(body: Mapping[str, Any]) -> TokenRecord:
     """Read what `token_record_to_body` made."""
     ids = array_from_text(body["ids"], np.int32)
-    authors = _from_runs(body["authors"], np.uint8)
+    authors = _from_runs(body["authors"], np.uint8, len(ids))
     sampled = authors == Attribution.POLICY
     logprobs = np.full(len(ids), np.nan, np.float32)
     logprobs[sampled] = array_from_text(body["logprobs"], np.float32)
     versions = np.full(len(ids), -1, np.int32)
-    versions[sampled] = _from_runs(body["versions"], np.int32)
+    versions[sampled] = _from_runs(body["versions"], np.int32, int(sampled.sum()))
     return TokenRecord.from_arrays(ids, authors, logprobs, versions)
 
 
@@ -339,9 +348,11 @@ def _runs(values: npt.NDArray[Any]) -> list[list[int]]:
     return [[int(v), int(n)] for v, n in zip(values[starts], counts, strict=True)]
 
 
-def _from_runs(runs: Sequence[Sequence[int]], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    values = np.array([value for value, _ in runs], dtype)
-    return np.repeat(values, [count for _, count in runs]) if runs else values
+def _from_runs(runs: Sequence[Sequence[int]], dtype: npt.DTypeLike, length: int) -> npt.NDArray[Any]:
+    values, counts = np.array([value for value, _ in runs], dtype), [count for _, count in runs]
+    if sum(counts) != length:
+        raise ValueError(f"{sum(counts):,} authors or versions of {length:,} tokens")
+    return np.repeat(values, counts) if runs else values
 
 
 def _columns(rows: Sequence[Any], kind: type[Any]) -> dict[str, list[Any]]:

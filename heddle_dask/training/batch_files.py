@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heddle_dask.core.errors import BadInput, WriteFailed
+from heddle_dask.core.errors import BadInput, WriteFailed, one_line_of
 from heddle_dask.records.synced_store import sync_path
 from heddle_dask.training.groups import TokenSequence, TrainingBatch, TrainingTrajectory, TrajectoryGroup
 
@@ -106,7 +106,7 @@ def load_batch(path: Path) -> TrainingBatch:
     except FileNotFoundError:
         raise BadInput(f"no batch at {path}: give a file of a run's batches (step-….npz)") from None
     except _UNREADABLE as error:
-        raise BadInput(f"cannot read the batch {path}: {_one_line(error)}: restore it") from None
+        raise BadInput(f"cannot read the batch {path}: {one_line_of(error)}: restore it") from None
     if header["format"] != FORMAT_VERSION:
         raise BadInput(
             f"the batch {path} has format {header['format']}, this version of heddle reads {FORMAT_VERSION}: use the "
@@ -115,7 +115,7 @@ def load_batch(path: Path) -> TrainingBatch:
     try:
         return _batch(header, columns)
     except _UNREADABLE as error:
-        raise BadInput(f"cannot read the batch {path}: {_one_line(error)}: restore it") from None
+        raise BadInput(f"cannot read the batch {path}: {one_line_of(error)}: restore it") from None
 
 
 def _header(batch: TrainingBatch) -> dict[str, Any]:
@@ -185,10 +185,6 @@ def _group(header: dict[str, Any], sequences: Iterator[TokenSequence]) -> Trajec
         header["late_for"],
         tuple(header["earlier_rewards"]),
     )
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def stored_steps(folder: Path) -> dict[int, Path]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput, WriteFailed
+from heddle_dask.records.plain_files import read_plain
 
 
 def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -39,14 +40,16 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         A line before the last one is no JSON object.
     """
     try:
-        lines = path.read_bytes().split(b"\n")
+        lines = read_plain(path).split(b"\n")
     except FileNotFoundError:
         return []
+    except OSError as error:
+        raise BadInput(f"cannot read {path}: {error.strerror}") from None
     rows: list[dict[str, Any]] = []
     for number, line in enumerate(lines[:-1], 1):
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
             raise BadInput(f"{path}, line {number} is no JSON object: restore the file, or give another run")

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Self
 
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.core.value_types import check_types
 
 WeightKind = Literal["full", "adapter"]
 
@@ -147,7 +148,8 @@ class WeightManifest:
                 kind=body["kind"],
                 adapter=None if adapter is None else AdapterFacts(**adapter),
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            check_types(manifest)
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise WeightsRefused(
                 f"a manifest that cannot be read ({type(error).__name__}: {error})"
             ) from None

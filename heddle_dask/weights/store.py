@@ -37,6 +37,8 @@ from heddle_dask.weights.tensor_files import RawTensor, file_parts
 BUCKET_BYTES: Final = 1_000_000_000
 """A bucket is closed before it grows beyond this; a larger tensor has a bucket of its own."""
 
+_MOST_MANIFEST_BYTES: Final = 256 << 20
+
 
 class WeightStore:
     """Versions of weights at a URI: a path, ``file://…``, ``memory://…``, ``s3://…`` or another URL of fsspec.
@@ -117,7 +119,7 @@ class WeightStore:
     def manifest(self, version: PolicyVersion) -> WeightManifest | None:
         """The manifest of a version; None: it is not in the store as a whole."""
         try:
-            manifest = WeightManifest.from_json(self._files.cat_file(self._manifest_path(version)))
+            manifest = WeightManifest.from_json(_text_of(self._files, self._manifest_path(version)))
         except (FileNotFoundError, NotADirectoryError, WeightsRefused):
             return None
         return manifest if manifest.version == version else None
@@ -348,12 +350,21 @@ def read_manifest(uri: str) -> WeightManifest:
     """
     try:
         files, path = open_files(uri)
-        text = files.cat_file(path)
+        text = _text_of(files, path)
     except WeightsRefused:
         raise
     except Exception as error:  # every implementation of fsspec raises errors of its own
         raise WeightsRefused(f"{uri} cannot be read: {_one_line(error)}") from None
     return WeightManifest.from_json(text)
+
+
+def _text_of(files: fsspec.AbstractFileSystem, path: str) -> bytes:
+    """The text of a manifest; a FIFO would hang, and a device has no end."""
+    is_here = isinstance(files, LocalFileSystem) and files.exists(path)
+    if is_here and (not files.isfile(path) or files.size(path) > _MOST_MANIFEST_BYTES):
+        raise WeightsRefused(f"{path} is no regular file of at most {_MOST_MANIFEST_BYTES:,} bytes")
+    content: bytes = files.cat_file(path)
+    return content
 
 
 def _one_line(error: BaseException) -> str:

@@ -27,7 +27,7 @@ from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.strategies.presets import build_strategies
 
 KINDS = (*get_args(Event), *get_args(Command))
-finite = st.floats(allow_nan=False)
+finite = st.floats(-1e12, 1e12)
 
 
 def anything_of(kind: type) -> st.SearchStrategy[Any]:

@@ -159,6 +159,21 @@ def test_an_engine_listens_on_a_socket_that_no_other_user_reaches(tmp_path):
     _with_engine(tmp_path, _spec(), scenario)
 
 
+def test_an_engine_has_its_temporary_files_in_a_directory_of_its_own_that_goes_with_it(tmp_path):
+    places: list[Path] = []
+
+    async def scenario(process: EngineProcess, client: EngineClient) -> None:
+        environment = psutil.Process(process.engine_pid).environ()
+        place = Path(environment["TMPDIR"])
+        assert environment["VLLM_RPC_BASE_PATH"] == str(place)
+        assert place.parent == engines_directory() and stat.S_IMODE(place.stat().st_mode) == 0o700
+        (place / "socket").touch()
+        places.append(place)
+
+    _with_engine(tmp_path, _spec(), scenario)
+    assert not places[0].exists()
+
+
 def test_an_engine_for_a_router_listens_on_a_loopback_port(tmp_path):
     async def scenario(process: EngineProcess, client: EngineClient) -> None:
         assert process.address.url == f"http://127.0.0.1:{process.address.port}"

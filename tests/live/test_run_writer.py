@@ -30,13 +30,14 @@ from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.live.driver.files import run_writer
 from heddle_dask.live.driver.files.resume import unfinished
 from heddle_dask.live.driver.files.run_files import RunFiles
-from heddle_dask.live.driver.files.run_writer import RESULTS, RunWriter, journal_path
+from heddle_dask.live.driver.files.run_writer import RunWriter, journal_path
 from heddle_dask.live.driver.inputs.rollout_inputs import Output, WriteMode
 from heddle_dask.live.driver.programs.action_results import value_body
 from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.wire.messages import StepResult
 from heddle_dask.live.wire.result_codec import step_body
 from heddle_dask.records.journal import Journal, JournalReader
+from heddle_dask.records.journal_lines import RESULTS
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, trajectory_to_body
 

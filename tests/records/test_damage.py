@@ -16,9 +16,10 @@ from heddle_dask.cli.rollout.summary import Tally
 from heddle_dask.cli.show.report import show_run, show_trajectory
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.files.run_writer import RESULTS, journal_path
+from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.records.exporters import export_parquet
 from heddle_dask.records.journal import Journal, JournalReader
+from heddle_dask.records.journal_lines import RESULTS
 from heddle_dask.records.reader import RunReader, column_names
 from heddle_dask.records.store import RunStore, recover
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, trajectory_to_body

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
 import struct
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from worlds.weight_builders import model_with, perturbed, tensors_of
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import PolicyVersion
-from heddle_dask.weights.manifest import AdapterFacts, ModelFacts, WeightManifest, WeightsRefused
+from heddle_dask.weights.manifest import AdapterFacts, ModelFacts, WeightManifest, WeightsRefused, json_digest
 from heddle_dask.weights.model_directory import model_facts, model_tensors, weights_digest
 from heddle_dask.weights.store import BucketWriter, WeightStore, open_files, read_manifest
 from heddle_dask.weights.tensor_files import RawTensor, file_parts, read_header, read_tensors
@@ -210,6 +211,39 @@ def test_a_manifest_names_no_path(file: str) -> None:
     forged = replace(manifest, buckets=(replace(manifest.buckets[0], file=file),))
     with pytest.raises(WeightsRefused, match="names the file"):
         WeightManifest.from_json(forged.to_json())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"config_digest": 5}},
+        {"model": []},
+        {"buckets": [{"file": "f", "nbytes": math.inf, "digest": "", "tensors": []}]},
+        {"buckets": [5]},
+        {"kind": "adapter", "adapter": {"rank": "x", "scale": 1.0, "base_digest": ""}},
+        {"version": "x"},
+        {"version": None, "lineage": []},
+    ],
+)
+def test_a_manifest_of_other_types_is_refused(changes: dict[str, object]) -> None:
+    store = fresh_store()
+    store.write(PolicyVersion("run", 1), tensors(0), FACTS)
+    manifest = store.newest("run")
+    assert manifest is not None
+    body = {**json.loads(manifest.to_json()), **changes}
+    del body["digest"]
+    with pytest.raises(WeightsRefused, match="cannot be read"):
+        WeightManifest.from_json(json.dumps({**body, "digest": json_digest(body)}))
+
+
+def test_a_manifest_that_is_deep_or_no_regular_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WeightsRefused, match="RecursionError"):
+        WeightManifest.from_json("[" * 100_000)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    for name in ("fifo", "zero"):
+        with pytest.raises(WeightsRefused, match="no regular file"):
+            read_manifest(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("lineage", ["", "a/b", "..", "a:b", "a b", "x" * 101])

@@ -71,6 +71,7 @@ from heddle_dask.live.driver.options import Budget, Engines, Patience, Sampling
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.session.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.scheduler.warm_start import check_warm
+from heddle_dask.records.schema import counted
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.affinity.hardware_map import check_affinity
 
@@ -245,7 +246,7 @@ class RolloutRun:
             return
         for record in before.outlines():
             self.tally.add(record, timed=False)
-        last = int(before.metadata.get("batches", 1)) - 1
+        last = counted(before.metadata, "batches", 1) - 1
         stored = sum(batch_of(trajectory_id) == last for trajectory_id in before.ids)
         self.left = max(0, self.left - stored)
         self.is_finished = self.left == 0 and not before.recovered

@@ -8,21 +8,23 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.cli.rollout.summary import Tally, table
+from heddle_dask.cli.safe_console import SafeConsole
 from heddle_dask.cli.shared_options import write_file
 from heddle_dask.cli.show.transcript import Passage, passages, trajectory_facts
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.value_types import read_from
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.spec import ENGINE_KINDS, engine_kind
 from heddle_dask.live.driver.files.recorded_sessions import control_lines, own_lines
 from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.records.causes import message_of
+from heddle_dask.records.schema import counted
 from heddle_dask.records.token_record import Attribution
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE, account_of
@@ -48,7 +50,7 @@ def empty_figures(run: StoredRun, over_time: bool) -> RunFigures:
 
 def has_one_clock(metadata: dict[str, Any]) -> bool:
     """Whether one session wrote the run: each session has its own clock, and times of two cannot be compared."""
-    return all(int(metadata.get(count, 1)) <= 1 for count in ("batches", "sessions"))
+    return all(counted(metadata, count, 1) <= 1 for count in ("batches", "sessions"))
 
 
 def journalled_sessions(run: StoredRun) -> list[SessionFacts]:
@@ -57,15 +59,13 @@ def journalled_sessions(run: StoredRun) -> list[SessionFacts]:
     sessions: list[SessionFacts] = []
     if not journal.exists():
         return sessions
-    for facts, lines in own_lines(control_lines(run.path)):
-        if facts is not None:
-            sessions.append(SessionFacts())
-        try:
+    with read_from(journal):
+        for facts, lines in own_lines(control_lines(run.path)):
+            if facts is not None:
+                sessions.append(SessionFacts())
             sessions[-1].take(lines)
-        except (LookupError, TypeError, ValueError):
-            raise BadInput(
-                f"{journal} has lines of the controller that this version does not know: use the version that wrote it"
-            ) from None
+        for session in sessions:
+            session.check()
     return sessions
 
 
@@ -136,8 +136,8 @@ def show_run(
 ) -> dict[str, Any]:
     run = StoredRun(path)
     tally = Tally(
-        run.metadata.get("slots", 0),
-        run.metadata.get("tool_cpus", 0),
+        counted(run.metadata, "slots", 0),
+        counted(run.metadata, "tool_cpus", 0),
         queued_inside=_prefill_includes_queue(run.metadata.get("engine")),
     )
     timed = has_one_clock(run.metadata)
@@ -149,7 +149,7 @@ def show_run(
         account = figures.add(record)
         if trace is not None:
             trace.add(record, account)
-    console = Console(stderr=to_stderr, soft_wrap=True)
+    console = SafeConsole(stderr=to_stderr, soft_wrap=True)
     _print_run(console, run, tally, figures)
     if html is not None:
         write_file("--html", html, run_report(figures, about(run, tally)))
@@ -171,7 +171,7 @@ def show_run(
     }
 
 
-def _print_run(console: Console, run: StoredRun, tally: Tally, figures: RunFigures) -> None:
+def _print_run(console: SafeConsole, run: StoredRun, tally: Tally, figures: RunFigures) -> None:
     made_with = ", ".join(f"{name} {run.metadata[name]}" for name in _MADE_WITH if name in run.metadata)
     console.print(made_with, highlight=False, markup=False)
     console.print(table(tally, str(run.path)))
@@ -189,7 +189,7 @@ def _print_run(console: Console, run: StoredRun, tally: Tally, figures: RunFigur
 
 def show_failed(path: Path, *, to_stderr: bool) -> dict[str, Any]:
     """Print one line for each trajectory that did not complete and return them."""
-    console = Console(stderr=to_stderr, soft_wrap=True)
+    console = SafeConsole(stderr=to_stderr, soft_wrap=True)
     rows = []
     for ended in StoredRun(path).ended():
         if not ended.succeeded:
@@ -209,7 +209,7 @@ def show_trajectory(path: Path, name: str, *, to_stderr: bool) -> dict[str, Any]
     record = run.find(name)
     template = _template(str(run.metadata.get("model", "")))
     shown = list(passages(record, template))
-    console = Console(stderr=to_stderr, soft_wrap=True)
+    console = SafeConsole(stderr=to_stderr, soft_wrap=True)
     facts = {**trajectory_facts(record), "seconds_by_phase": seconds_of(run, record)}
     for key, value in facts.items():
         if value not in ("", None, {}):
@@ -228,7 +228,7 @@ def show_trajectory(path: Path, name: str, *, to_stderr: bool) -> dict[str, Any]
     }
 
 
-def _print_passage(console: Console, passage: Passage) -> None:
+def _print_passage(console: SafeConsole, passage: Passage) -> None:
     if passage.author is None:
         console.print(Text(f"── {passage.title}", "magenta"))
         return

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
+from heddle_dask.cli.safe_console import SafeConsole
 from heddle_dask.training.json_lines import read_lines
 from heddle_dask.training.run_directory import TrainingDirectory
 from heddle_dask.training.training_result import reward_change, training_result
@@ -38,9 +38,9 @@ def show_training(path: Path, *, to_stderr: bool) -> dict[str, Any]:
     stored = directory.description()
     metrics, evaluations = read_lines(directory.metrics), read_lines(directory.evaluations)
     result = training_result(metrics, evaluations, str(path))
-    console = Console(stderr=to_stderr, soft_wrap=True)
+    console = SafeConsole(stderr=to_stderr, soft_wrap=True)
     if not console.is_terminal:
-        console = Console(stderr=to_stderr, soft_wrap=True, width=_FILE_WIDTH)
+        console = SafeConsole(stderr=to_stderr, soft_wrap=True, width=_FILE_WIDTH)
     asked = stored["asked"]
     console.print(
         f"environment {asked.get('environment')}, model {asked.get('model')}, {asked.get('groups')} groups of "

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 from distributed.security import Security
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.live.clusters.owned_directory import OwnedDirectory
 
 CONNECTION_FILE = "connection.json"
 
@@ -31,21 +30,23 @@ class Credentials:
     # `certificate`, `key`: files for the processes of the cluster.
     certificate: Path
     key: Path
+    owned: OwnedDirectory | None = None  # what holds them; None: they are not ours
 
     @classmethod
     def temporary(cls, directory: Path) -> Credentials:
-        """Make new ones, valid for a year, in a new directory of mode 0700 in this one."""
+        """Make new ones, valid for a year, in a new directory of mode 0700 in this one; those of dead owners go."""
         security = Security.temporary()
-        place = Path(tempfile.mkdtemp(prefix="tls-", dir=directory))
-        certificate, key = place / "certificate.pem", place / "key.pem"
+        owned = OwnedDirectory("tls-", directory, is_shared=True)
+        certificate, key = owned.path / "certificate.pem", owned.path / "key.pem"
         for path, content in ((certificate, security.tls_scheduler_cert), (key, security.tls_scheduler_key)):
             with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
                 file.write(content)
-        return cls(security, certificate, key)
+        return cls(security, certificate, key, owned)
 
     def remove(self) -> None:
         """Remove the files."""
-        shutil.rmtree(self.key.parent, ignore_errors=True)
+        if self.owned is not None:
+            self.owned.remove()
 
     @property
     def options(self) -> list[str]:

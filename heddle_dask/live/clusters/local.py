@@ -9,9 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,6 +27,7 @@ from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.isolation.cgroups import find_cgroups
 from heddle_dask.isolation.cores import memory_bytes as machine_memory_bytes
 from heddle_dask.live.clusters.credentials import Credentials
+from heddle_dask.live.clusters.owned_directory import OwnedDirectory
 from heddle_dask.live.clusters.worker_command import PRELOADS, QUICK_LOOP, worker_arguments
 from heddle_dask.live.wire.cluster_messages import ExchangeDemand, QueuedCapacity
 from heddle_dask.live.wire.messages import (
@@ -310,8 +309,8 @@ class LocalRolloutCluster(SupervisedCluster):
         **kwargs: Any,
     ) -> None:
         classes = hardware_of_workers(hardware, engines)
-        self._temporary = directory is None
-        self.directory = Path(directory or tempfile.mkdtemp(prefix="heddle-cluster-"))
+        self._owned = OwnedDirectory("heddle-cluster-") if directory is None else None
+        self.directory = Path(directory or "") if self._owned is None else self._owned.path
         self.directory.mkdir(parents=True, exist_ok=True)
         self.logs = self.directory if logs is None else Path(logs).absolute()
         self.credentials = Credentials.temporary(self.directory) if security else None
@@ -402,5 +401,5 @@ class LocalRolloutCluster(SupervisedCluster):
         await super()._close()
         if self.credentials is not None:
             self.credentials.remove()
-        if self._temporary:
-            shutil.rmtree(self.directory, ignore_errors=True)
+        if self._owned is not None:
+            self._owned.remove()

@@ -6,6 +6,7 @@ decoding the lines of 10,000 trajectories into events would take longer than eve
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -16,6 +17,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.journal_codec import missing_lines
 from heddle_dask.core.nouns import EngineDescription, HostDescription
 from heddle_dask.core.resources import Resources
+from heddle_dask.core.value_types import check_types
 from heddle_dask.views.accounts import ControlFacts, StepWaits
 
 Row = Sequence[Any]
@@ -173,6 +175,17 @@ class SessionFacts:
                 obey = self._obeys.get(command[0])
                 if obey is not None:
                     obey(at, command)
+
+    def check(self) -> None:
+        """Raise `TypeError` for what `take` found in lines that no controller wrote."""
+        predictions = (made for each in self.predictions.values() for made in each)
+        for tables in (self.trajectories, self.engines, self.hosts):
+            if not all(isinstance(name, str) for name in tables):
+                raise TypeError("an id that is no text")
+        for facts in itertools.chain(
+            self.trajectories.values(), self.engines.values(), self.hosts.values(), self.moves, predictions
+        ):
+            check_types(facts)
 
     # -- trajectories and steps --------------------------------------------------------------------
 

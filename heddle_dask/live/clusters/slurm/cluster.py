@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from distributed.utils import NoOpAwaitable
 from heddle_dask.core.errors import BadInput, check_count
 from heddle_dask.live.clusters.credentials import Credentials
 from heddle_dask.live.clusters.local import ClusterProcessFailed, LocalScheduler, SupervisedCluster
+from heddle_dask.live.clusters.owned_directory import OwnedDirectory
 from heddle_dask.live.clusters.slurm.cluster_file import read_cluster_file
 from heddle_dask.live.clusters.slurm.job_script import job_script, srun_arguments
 from heddle_dask.live.clusters.slurm.job_table import JobTable, counts_text, html_table, worker_names
@@ -90,7 +90,7 @@ class SlurmCluster(SupervisedCluster):
         self.logs = Path(logs or given.logs or "heddle-logs").absolute()
         self.cluster_plan = replace(given, logs=self.logs, shared=given.shared or self.logs)
         self._on_event = on_event
-        self._directory = ""
+        self._directory: OwnedDirectory | None = None
         self.credentials: Credentials | None = None
         self._queue = SlurmQueue()
         self._tending = Tending(
@@ -167,12 +167,12 @@ class SlurmCluster(SupervisedCluster):
                 path.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise BadInput(f"cannot make {path}: {error.strerror}: give another directory") from None
-        self._directory = tempfile.mkdtemp(prefix="heddle-cluster-")
+        self._directory = OwnedDirectory("heddle-cluster-")
         if self.cluster_plan.tls:
             self.credentials = Credentials.temporary(self.cluster_plan.shared)
             self.security = self.credentials.security
         self.scheduler_spec["options"].update(
-            directory=self._directory,
+            directory=str(self._directory.path),
             logs=str(self.logs),
             credentials=self.credentials,
             dashboard_address=self.cluster_plan.dashboard_address,
@@ -181,8 +181,8 @@ class SlurmCluster(SupervisedCluster):
     def _remove_files(self) -> None:
         if self.credentials is not None:
             self.credentials.remove()
-        if self._directory:
-            shutil.rmtree(self._directory, ignore_errors=True)
+        if self._directory is not None:
+            self._directory.remove()
 
     async def _close(self) -> None:
         if self.status in (Status.closing, Status.closed):
@@ -218,7 +218,8 @@ class SlurmCluster(SupervisedCluster):
 
             spec: dict[str, Any] = {"cls": SlurmGroupJob, "options": {**options, "queue": self._queue}}
         else:
-            options.update(logs=self.logs, records=Path(self._directory))
+            assert self._directory is not None, "it is prepared before it has jobs"
+            options.update(logs=self.logs, records=self._directory.path)
             if self.cluster_plan.backend == "srun":
                 options["command"] = srun_arguments(self.cluster_plan, group, name)
             spec = {

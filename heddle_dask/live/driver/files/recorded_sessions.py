@@ -14,6 +14,7 @@ from heddle_dask.core.ids import FIRST_RUN
 from heddle_dask.core.journal_codec import Mismatch, decode, missing_lines, replay, run_of_journal
 from heddle_dask.core.run_description import RetryPolicy, RunDescription
 from heddle_dask.core.run_names import own_row
+from heddle_dask.core.value_types import read_from
 from heddle_dask.core.view import StrategySet
 from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.records.journal import JournalReader
@@ -94,11 +95,12 @@ def recorded_sessions(run: str | Path, *, import_strategies: bool = False) -> li
         may not be imported.
     """
     sessions: list[RecordedSession] = []
-    for facts, lines in control_lines(run):
-        if facts is not None:
-            check_imported(facts.get("overrides", ()), import_strategies)
-            sessions.append(RecordedSession(facts, import_strategies))
-        sessions[-1].take(lines)
+    with read_from(journal_path(run)):
+        for facts, lines in control_lines(run):
+            if facts is not None:
+                check_imported(facts.get("overrides", ()), import_strategies)
+                sessions.append(RecordedSession(facts, import_strategies))
+            sessions[-1].take(lines)
     return sessions
 
 
@@ -153,6 +155,6 @@ def control_lines(run: str | Path) -> Iterator[tuple[Mapping[str, Any] | None, l
             has_begun = True
             yield body, []
         elif has_begun:
-            yield None, body["lines"]
+            yield None, body.get("lines", [])
         else:
             raise BadInput(f"{journal} does not begin with a session: another version wrote it")

@@ -7,10 +7,12 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.live.driver.files.run_writer import RESULTS, RunWriter, journal_path
+from heddle_dask.core.value_types import read_from
+from heddle_dask.live.driver.files.run_writer import RunWriter, journal_path
 from heddle_dask.live.driver.programs.action_results import can_be_replayed, key_path
 from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.driver.programs.branch import Recorded
+from heddle_dask.records.journal_lines import RESULTS
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED
 
 _REPLAYED = RESULTS - {TRAJECTORY_FINISHED}
@@ -41,7 +43,8 @@ def unfinished(attempts: Sequence[Attempt], writer: RunWriter, note: Callable[[s
     """
     missing = [attempt for attempt in attempts if attempt.name not in writer]
     wanted = {attempt.name for attempt in missing}
-    recorded = recorded_results(((kind, body) for kind, body, _ in writer.recorded()), wanted)
+    with read_from(journal_path(writer.out)):
+        recorded = recorded_results(((kind, body) for kind, body, _ in writer.recorded()), wanted)
     made_again = sum(results.calls_made_again for results in recorded.values())
     if made_again:
         note(

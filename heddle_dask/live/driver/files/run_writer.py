@@ -19,8 +19,9 @@ from heddle_dask.core.errors import BadInput, WriteFailed
 from heddle_dask.live.driver.files.continuation import check_continues
 from heddle_dask.live.driver.inputs.rollout_inputs import WriteMode
 from heddle_dask.records.journal import Compaction, Journal, JournalReader
-from heddle_dask.records.journal_lines import JournalRecord
+from heddle_dask.records.journal_lines import RESULTS, JournalRecord
 from heddle_dask.records.reader import RunReader
+from heddle_dask.records.schema import counted
 from heddle_dask.records.store import RunStore, recover
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord, trajectory_to_body
 
@@ -29,11 +30,6 @@ STORE_BATCH = 32
 STORE_INTERVAL_S = 2.0
 # Less than this is not worth a rewrite.
 COMPACTED_BYTES = 64 << 20
-
-RESULTS = frozenset(
-    {"step", "step-cancelled", "step-lost", "action", "reward", "environment-failed", TRAJECTORY_FINISHED}
-)
-"""Kinds of journal records that are of one trajectory, and needed until the store has it."""
 
 
 def journal_path(out: str | Path) -> Path:
@@ -106,12 +102,12 @@ class RunWriter:
             recorded = RunReader(self.out).metadata
             check_continues(self.out, recorded, metadata, resumes=mode == "resume")
             recover(self._journal.path, store)
+            self.batches = counted(recorded, "batches", 0)
+            self._facts = list(recorded.get("batch_facts", []))
+            self._sessions = counted(recorded, "sessions", 1) + 1
         except BaseException:
             store.close()
             raise
-        self.batches = int(recorded.get("batches", 0))
-        self._facts = list(recorded.get("batch_facts", []))
-        self._sessions = int(recorded.get("sessions", 1)) + 1
         if mode == "resume":
             self._resumed_context_tokens = recorded.get("context_tokens")
         return store
