@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import pytest
 from distributed import Client, Scheduler, Worker
+from tornado.ioloop import IOLoop
 from worlds.dask_cluster import with_cluster
 
 from heddle_dask.core.commands import MoveContext
@@ -14,13 +15,12 @@ from heddle_dask.core.events import MoveEnded
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.client import EngineClient
-from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.envelopes import Report
 from heddle_dask.live.wire.worker_messages import ExportContext, MoveContextOrder
+from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.context_cache import ContextCache
 from heddle_dask.live.worker.context_mover import ContextMover
-from heddle_dask.live.worker.rollout_worker import RolloutWorker
 
 pytestmark = pytest.mark.cluster
 
@@ -55,25 +55,21 @@ def test_an_answer_that_cannot_be_read_ends_the_move(caplog: pytest.LogCaptureFi
     with_cluster(body, workers=2)
 
 
-def test_an_error_of_a_background_task_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
-        plugin = RolloutWorker(EngineSpec("emulated", "none", slots=1, max_model_len=16), waits=True)
-        await client.register_plugin(plugin)
-        (worker,) = workers
-        hosted = worker.plugins[RolloutWorker.name]
-        ended = asyncio.Event()
+def test_an_error_of_a_background_task_is_told_with_its_session_and_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body() -> None:
+        told: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        background = BackgroundTasks(IOLoop.current(), lambda *failure: told.put_nowait(failure))
 
         async def fails() -> None:
-            try:
-                raise ZeroDivisionError("no such thing")
-            finally:
-                ended.set()
+            raise ZeroDivisionError("no such thing")
 
-        hosted._background.start(fails())
-        await ended.wait()
-        while "a task of the rollout worker failed" not in caplog.text:
-            await asyncio.sleep(0.01)
-        assert "ZeroDivisionError: no such thing" in caplog.text
-        assert not len(hosted._background)
+        background.start(fails(), "s")
+        session, line = await told.get()
+        assert session == "s" and "fails failed: ZeroDivisionError: no such thing (test_context" in line
+        await asyncio.sleep(0)
+        assert not len(background)
 
-    with_cluster(body, ENGINE=1)
+    asyncio.run(asyncio.wait_for(body(), 60))
+    assert "Traceback" in caplog.text
