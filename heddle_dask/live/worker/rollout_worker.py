@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import socket
 import time
@@ -90,6 +91,8 @@ from heddle_dask.live.worker.weight_keeper import WeightKeeper
 PLUGIN_NAME = ENGINE_PLUGIN
 # A step's start is reported this much later: the request to the engine goes first.
 REPORT_START_AFTER_S = 0.005
+# Of this process, whatever plugin counts: a driver may replace the one of a preload, and an engine id names one start.
+_INCARNATIONS = itertools.count(1)
 
 
 def engine_seed(seed: int, worker: object, number: int) -> int:
@@ -140,7 +143,6 @@ class RolloutWorker(WorkerPlugin):
         collect_seldom()
         self._threads = dask.bound_threads(worker, os.cpu_count() or 1)
         self.engine_id = ""
-        self._incarnations = 0
         self._host: EngineHost | None = None
         self._hosts = 0
         self._torn_down = False
@@ -257,10 +259,9 @@ class RolloutWorker(WorkerPlugin):
         await dask.publish_resource(self.worker, SLOT_RESOURCE, 0)
 
     def _on_ready(self, client: EngineClient, info: EngineInfo) -> None:
-        self._incarnations += 1
         self._client = client
         assert self.worker is not None
-        self.engine_id = f"{self.worker.name}/{os.getpid()}-{self._incarnations}"
+        self.engine_id = f"{self.worker.name}/{os.getpid()}-{next(_INCARNATIONS)}"
         self._background.start(self._announce(info))
 
     async def _announce(self, info: EngineInfo) -> None:
