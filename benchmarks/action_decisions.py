@@ -127,9 +127,7 @@ def _steady(strategy: str, waiting: int, hosts: int, cpus: int, actions: int, se
         spent, started = world.spent_ns, world.started
         while world.started == started:
             _refill(world, waiting)
-        per_action_us += [(world.spent_ns - spent) / 1000 / (world.started - started)] * (
-            world.started - started
-        )
+        per_action_us += [(world.spent_ns - spent) / 1000 / (world.started - started)] * (world.started - started)
     return _row(strategy, PER_STARTED, waiting, hosts * cpus, per_action_us, 1.0)
 
 

@@ -97,8 +97,7 @@ _LEARNED = {
 _FAULTY = {
     label: arm
     for label, arm in {**_PRESETS, **_ORACLES, **_REPLACED}.items()
-    if arm
-    not in (*_WITH_PREDICTOR, ARM)  # Learning takes most of a rollout, and the other conditions have it.
+    if arm not in (*_WITH_PREDICTOR, ARM)  # Learning takes most of a rollout, and the other conditions have it.
 }
 _EIGHT = Cluster(gpus=8, slots=8)
 _CONTEXT_TOKENS = 40_960

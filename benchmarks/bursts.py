@@ -75,10 +75,7 @@ def bursts_that_fit(capacity_tokens: int, slots: int, context_tokens: int) -> It
     powers = [1 << exponent for exponent in range(7)]
     grid += [Burst(requests, 0, new) for new in (16, 64, 256, 1024, 4000) for requests in powers]
     grid += [
-        Burst(requests, cached, new)
-        for cached in (1024, 4096)
-        for new in (16, 64, 256)
-        for requests in powers[::2]
+        Burst(requests, cached, new) for cached in (1024, 4096) for new in (16, 64, 256) for requests in powers[::2]
     ]
     for one in grid:
         long = one.cached_tokens + one.new_tokens + one.tokens
@@ -180,15 +177,9 @@ async def measure(
 
 
 @click.command("bursts")
-@click.option(
-    "--port", "ports", type=int, multiple=True, required=True, help="Loopback port of a running engine."
-)
-@click.option(
-    "--slots", type=click.IntRange(min=1), required=True, help="Sequences of a batch of each engine."
-)
-@click.option(
-    "--context", type=click.IntRange(min=256), default=8192, show_default=True, help="Its longest context."
-)
+@click.option("--port", "ports", type=int, multiple=True, required=True, help="Loopback port of a running engine.")
+@click.option("--slots", type=click.IntRange(min=1), required=True, help="Sequences of a batch of each engine.")
+@click.option("--context", type=click.IntRange(min=256), default=8192, show_default=True, help="Its longest context.")
 @click.option(
     "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, help="JSON lines, a row a point."
 )

@@ -49,10 +49,7 @@ class PlayedRun:
         now_s = time.monotonic()
         if self._latest is None or now_s - self._taken_s >= INTERVAL_S:
             taken = self.at(self._clock_s())
-            if (
-                self._latest is not None
-                and replace(taken, taken_unix_s=self._latest.taken_unix_s) == self._latest
-            ):
+            if self._latest is not None and replace(taken, taken_unix_s=self._latest.taken_unix_s) == self._latest:
                 return self._latest
             self._latest, self._taken_s = taken, now_s
         return self._latest

@@ -311,9 +311,7 @@ def measure_decisions(
     """
     for preset in presets:
         for number in engines:
-            world = SteadyWorld(
-                bench_strategies(preset, seed), trajectories=trajectories, engines=number, seed=seed
-            )
+            world = SteadyWorld(bench_strategies(preset, seed), trajectories=trajectories, engines=number, seed=seed)
             row = _rows(preset, number, trajectories)
             while "StepRequested" not in world.spent_ns:
                 world.play(1)
@@ -382,9 +380,7 @@ ACTION_COLUMNS: Sequence[Column] = (
     show_default=True,
     help="In the controller at any time.",
 )
-@click.option(
-    "--events", type=WholeNumber(100), default=60_000, show_default=True, help="Measured, per preset."
-)
+@click.option("--events", type=WholeNumber(100), default=60_000, show_default=True, help="Measured, per preset.")
 @click.option(
     "--actions",
     default="fcfs-minimum,elastic,elastic:order=tail",
@@ -412,9 +408,7 @@ def decisions(
     rows = print_rows(measured, COLUMNS, err=as_json)
     # One event in 20 starts an action, and a pass is made for each 600.
     starts, passes = max(20, events // 20), max(5, events // 600)
-    of_actions = measure_action_decisions(
-        names(actions), waiting=waiting, actions=starts, passes=passes, seed=seed
-    )
+    of_actions = measure_action_decisions(names(actions), waiting=waiting, actions=starts, passes=passes, seed=seed)
     action_rows = print_rows(of_actions, ACTION_COLUMNS, err=as_json)
     if as_json:
         print_measured({"rows": rows, "actions": action_rows})

@@ -211,9 +211,7 @@ def compare(runs: Sequence[LiveRun], workloads: Sequence[WatchedWorkload], twins
         raise BadInput(f"no live runs of {', '.join(by_name)}, but of {', '.join(strange) or 'nothing'}")
     pairs = _with_twins(runs, by_name, twins)
     keys = dict.fromkeys((run.workload, run.arm) for run in runs)
-    arms = tuple(
-        _compared([pair for pair in pairs if (pair[0].workload, pair[0].arm) == key]) for key in keys
-    )
+    arms = tuple(_compared([pair for pair in pairs if (pair[0].workload, pair[0].arm) == key]) for key in keys)
     names = dict.fromkeys(run.workload for run in runs)
     rankings = tuple(ranking([arm for arm in arms if arm.workload == name]) for name in names)
     rows = tuple(row for row, _, _ in pairs)
@@ -245,9 +243,7 @@ def ranking(arms: Sequence[ArmFidelity]) -> Ranking:
         if one.live_least_s <= other.live_most_s and other.live_least_s <= one.live_most_s:
             continue
         decided += 1
-        agreeing += (one.live_median_s < other.live_median_s) == (
-            one.simulated_median_s < other.simulated_median_s
-        )
+        agreeing += (one.live_median_s < other.live_median_s) == (one.simulated_median_s < other.simulated_median_s)
     return Ranking(
         arms[0].workload,
         tuple(arm.arm for arm in sorted(arms, key=lambda arm: arm.live_median_s)),
@@ -277,9 +273,7 @@ def _engine_names(lives: Sequence[Life], engines: int) -> tuple[str, ...]:
     return (*seen, *(f"idle-{number}" for number in range(engines - len(seen))))
 
 
-def _with_twins(
-    runs: Sequence[LiveRun], workloads: Mapping[str, WatchedWorkload], twins: Twins
-) -> list[_Pair]:
+def _with_twins(runs: Sequence[LiveRun], workloads: Mapping[str, WatchedWorkload], twins: Twins) -> list[_Pair]:
     plans: dict[str, tuple[Sequence[PlannedTrajectory], Sequence[PlannedTrajectory]]] = {}
     pairs = []
     for run in runs:
@@ -323,9 +317,7 @@ def _simulated(
     # As live, an arm with its own source of a warm start uses that source.
     own = choice is not None and bool(choice.options.get("warm"))
     warm = None if own else others
-    run = simulate(
-        arm.preset, arm.overrides, fleet, planned, seed=seed, warm=warm, name=arm.name, watched=True
-    )
+    run = simulate(arm.preset, arm.overrides, fleet, planned, seed=seed, warm=warm, name=arm.name, watched=True)
     return run.makespan_s - first_admission_s(run), spent_simulated(run, planned, fleet.delays.slot_s)
 
 

@@ -121,9 +121,7 @@ def _by_engines(tables: Sequence[str], model: str, tp_degree: int) -> dict[int, 
     for name in tables:
         table = table_of(name, model, tp_degree)
         if table.engines in found:
-            raise BadInput(
-                f"--table {name}: another one with {table.engines} engines at once is given: keep one"
-            )
+            raise BadInput(f"--table {name}: another one with {table.engines} engines at once is given: keep one")
         found[table.engines] = table
     return found
 

@@ -70,9 +70,7 @@ async def measure_live(
             learnt = _learn(others, Path(directory) / "predictor") if warm else None
             for repeat in range(repeats):
                 turn = repeat % len(arms)
-                missing = [
-                    arm for arm in (*arms[turn:], *arms[:turn]) if not has(workload.name, arm.name, repeat)
-                ]
+                missing = [arm for arm in (*arms[turn:], *arms[:turn]) if not has(workload.name, arm.name, repeat)]
                 if not missing:
                     continue
                 async with running_engines(fleet.engines, fleet.spec, _TOOL_CPUS) as client:
@@ -110,9 +108,7 @@ async def _run(
         return await route(workload, fleet, urls, policy, repeat, bound_s, arm.overrides)
     rollout = Rollout(
         client,
-        env=workload.environment(
-            salt=f"{arm.name} {repeat} ", max_context_tokens=fleet.spec.named_context_tokens
-        ),
+        env=workload.environment(salt=f"{arm.name} {repeat} ", max_context_tokens=fleet.spec.named_context_tokens),
         model=fleet.spec.model,
         engines=Engines(
             spec=fleet.spec,
@@ -194,12 +190,8 @@ def outlasted_moves(rows: Sequence[LiveRow]) -> list[tuple[str, str, int, int, i
     """Workload, arm, moves, moves shorter than their tool call, and how many of these a step waited for."""
     out = []
     for workload, arm in dict.fromkeys((row.workload, row.arm) for row in rows):
-        kinds = [
-            kind for row in rows if (row.workload, row.arm) == (workload, arm) for kind in row.moves.values()
-        ]
-        started, exposed, late = (
-            sum(kind[name] for kind in kinds) for name in ("started", "exposed", "late")
-        )
+        kinds = [kind for row in rows if (row.workload, row.arm) == (workload, arm) for kind in row.moves.values()]
+        started, exposed, late = (sum(kind[name] for kind in kinds) for name in ("started", "exposed", "late"))
         if started:
             out.append((workload, arm, started, started - (exposed - late), late))
     return out

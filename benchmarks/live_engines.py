@@ -17,9 +17,7 @@ from heddle_dask.live.worker.tool_worker import ToolWorker
 
 
 @asynccontextmanager
-async def running_engines(
-    engines: int, spec: EngineSpec, tool_cpus: int | None = None
-) -> AsyncIterator[Client]:
+async def running_engines(engines: int, spec: EngineSpec, tool_cpus: int | None = None) -> AsyncIterator[Client]:
     """A cluster with engines that outlive the sessions on it.
 
     Parameters
@@ -28,9 +26,7 @@ async def running_engines(
         As `LocalRolloutCluster` takes it.
     """
     async with (
-        LocalRolloutCluster(
-            engines=engines, tool_cpus=tool_cpus, dashboard=False, asynchronous=True
-        ) as cluster,
+        LocalRolloutCluster(engines=engines, tool_cpus=tool_cpus, dashboard=False, asynchronous=True) as cluster,
         Client(cluster, asynchronous=True) as client,
     ):
         await client.register_plugin(HeddleScheduler())

@@ -30,9 +30,7 @@ async def receive(url: str, until: asyncio.Event) -> tuple[int, int]:
             raise RuntimeError(f"{url} is no page of Bokeh")
         socket_url = url.replace("http://", "ws://").rstrip("/") + "/ws"
         messages = received_bytes = 0
-        async with session.ws_connect(
-            socket_url, protocols=("bokeh", found[1]), max_msg_size=0, compress=0
-        ) as socket:
+        async with session.ws_connect(socket_url, protocols=("bokeh", found[1]), max_msg_size=0, compress=0) as socket:
             ending = asyncio.create_task(until.wait())
             while not ending.done():
                 next_message = asyncio.create_task(socket.receive())

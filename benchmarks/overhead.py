@@ -174,9 +174,7 @@ async def _bare_dask(count: int, seed: int) -> list[float]:
         await asyncio.sleep(rng.uniform(0, STEP_S + TOOL_S))
         for step in range(STEPS_PER_TRAJECTORY):
             began_s = time.perf_counter()
-            future = client.submit(
-                _sleep_step, STEP_S, bytes(8 * STEP_TOKENS), key=("bare", number, step), pure=False
-            )
+            future = client.submit(_sleep_step, STEP_S, bytes(8 * STEP_TOKENS), key=("bare", number, step), pure=False)
             await future
             added_s.append(time.perf_counter() - began_s - STEP_S)
             future.release()
@@ -192,9 +190,7 @@ async def _bare_dask(count: int, seed: int) -> list[float]:
     return added_s
 
 
-async def _roll(
-    agent: TimedAgent | EmptyAgent, model: str, seconds_per_token: float, count: int, seed: int
-) -> None:
+async def _roll(agent: TimedAgent | EmptyAgent, model: str, seconds_per_token: float, count: int, seed: int) -> None:
     budget = Budget(max_steps=1_000_000, max_context_tokens=65_536)
     spec = emulated(model, seconds_per_token, seed=seed)
     await rolled_out(agent, spec, count, tool_cpus=4096, seed=seed, budget=budget)
@@ -216,9 +212,7 @@ def _run_figures(timed: TimedAgent, empty: EmptyAgent, bare_s: Sequence[float]) 
 def _row(count: int, runs: Sequence[dict[str, float]]) -> OverheadRow:
     medians = {name: round(float(np.median([run[name] for run in runs])), 2) for name in runs[0]}
     p50s = [round(run["added_ms_p50"], 2) for run in runs]
-    return OverheadRow(
-        trajectories=count, repeats=len(runs), added_ms_p50_range=(min(p50s), max(p50s)), **medians
-    )
+    return OverheadRow(trajectories=count, repeats=len(runs), added_ms_p50_range=(min(p50s), max(p50s)), **medians)
 
 
 COLUMNS: Sequence[Column] = (
@@ -234,9 +228,7 @@ COLUMNS: Sequence[Column] = (
 
 
 @click.command("overhead")
-@click.option(
-    "--trajectories", default="50,200,400", show_default=True, help="Counts to measure, comma-separated."
-)
+@click.option("--trajectories", default="50,200,400", show_default=True, help="Counts to measure, comma-separated.")
 @click.option("--model", default=None, help="Directory with a tokenizer [default: the shipped tiny-agent].")
 @click.option("--repeats", default=1, show_default=True, type=COUNT, help="Runs; medians are shown.")
 @shared_options

@@ -129,9 +129,7 @@ class _DrawnPasses:
         earlier, later = self._passes
         warm, choice = _predictor(predictor, earlier, self._seed)
         overrides = (*arm.overrides, f"predictor={choice}")
-        rollout = simulate(
-            arm.preset, overrides, self._fleet, later, seed=self._seed, warm=warm, bound=self._bound
-        )
+        rollout = simulate(arm.preset, overrides, self._fleet, later, seed=self._seed, warm=warm, bound=self._bound)
         return {**stored_figures(rollout), "rolled_out": rollout.trajectories}
 
 
@@ -176,8 +174,7 @@ def measure_makespans(
             for predictor in predictors
         ),
         lambda row: (
-            f"{row['workload']}, seed {row['seed']}, {row['arm']}, {row['predictor']}: "
-            f"{row['makespan_s']:,.1f} s"
+            f"{row['workload']}, seed {row['seed']}, {row['arm']}, {row['predictor']}: {row['makespan_s']:,.1f} s"
         ),
     )
 
@@ -193,9 +190,7 @@ def predictors_named(text: str) -> list[str]:
     found = names(text)
     unknown = [name for name in found if name not in (*PREDICTORS, "all")]
     if unknown or not found:
-        raise BadInput(
-            f"--predictors {text}: use all, or some of {', '.join(PREDICTORS)}, separated by commas"
-        )
+        raise BadInput(f"--predictors {text}: use all, or some of {', '.join(PREDICTORS)}, separated by commas")
     return list(PREDICTORS) if "all" in found else list(dict.fromkeys(found))
 
 
@@ -245,7 +240,5 @@ def _predictor(
 
 def _moved_on(plan: PlannedTrajectory, seed: int) -> PlannedTrajectory:
     scale = drift_of(plan.prompt_key, DRIFT, seed)
-    steps = [
-        replace(step, generated_tokens=max(1, round(step.generated_tokens * scale))) for step in plan.steps
-    ]
+    steps = [replace(step, generated_tokens=max(1, round(step.generated_tokens * scale))) for step in plan.steps]
     return replace(plan, steps=tuple(steps))

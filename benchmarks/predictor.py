@@ -111,9 +111,7 @@ def measure_predictor(job: PredictorJob) -> PredictorReport:
     finished = [replace(one, duration_s=NAN) for one in read]
     groups = by_group(finished)
     if len(groups) < job.folds:
-        raise BadInput(
-            f"trace file {str(path)!r}: {len(groups)} groups, too few for --folds {job.folds}: use fewer"
-        )
+        raise BadInput(f"trace file {str(path)!r}: {len(groups)} groups, too few for --folds {job.folds}: use fewer")
     held: list[_Held] = []
     for fold in range(job.folds):
         click.echo(f"{path.name}: fold {fold + 1} of {job.folds}", err=True)
@@ -215,9 +213,7 @@ def _score_rows(held: Sequence[_Held]) -> list[Row]:
         for method in METHODS:
             values = np.array([each.by_method[method][:, steps] for each in told]).T
             scored = score(done, total, values[0], values[1])
-            rows.append(
-                rounded_row({"steps_finished": steps, "method": method, "trajectories": len(told), **scored})
-            )
+            rows.append(rounded_row({"steps_finished": steps, "method": method, "trajectories": len(told), **scored}))
     return rows
 
 
@@ -238,9 +234,7 @@ def _order_rows(held: Sequence[_Held], seed: int) -> list[Row]:
         for name in names:
             shares[name].append(makespan(steps, [_order(each, name) for each in batch], slots) / base)
         draws = rng.random((RANDOM_ORDERS, size))
-        fixed = [
-            [[value] * len(each) for value, each in zip(draw, steps, strict=True)] for draw in draws.tolist()
-        ]
+        fixed = [[[value] * len(each) for value, each in zip(draw, steps, strict=True)] for draw in draws.tolist()]
         random_shares.append([makespan(steps, values, slots) / base for values in fixed])
     rows: list[Row] = []
     for name, values in shares.items():

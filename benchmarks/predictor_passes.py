@@ -118,9 +118,7 @@ def drifted(earlier: Sequence[PastTrajectory], factor: float, seed: int) -> list
     made = []
     for one in earlier:
         scale = drift_of(one.prompt_key, factor, seed)
-        steps = [
-            replace(step, generated_tokens=max(1, round(step.generated_tokens * scale))) for step in one.steps
-        ]
+        steps = [replace(step, generated_tokens=max(1, round(step.generated_tokens * scale))) for step in one.steps]
         made.append(replace(one, steps=steps))
     return made
 
@@ -132,9 +130,7 @@ def drift_of(prompt_key: str, factor: float, seed: int) -> float:
     return math.exp(math.log(factor) * draw)
 
 
-def _score_rows(
-    name: str, predictor: LearnedPredictor, tested: Sequence[Finished], recognises: bool
-) -> list[Row]:
+def _score_rows(name: str, predictor: LearnedPredictor, tested: Sequence[Finished], recognises: bool) -> list[Row]:
     rows = []
     for steps in STEPS:
         told = [one for one in tested if len(one.points) > steps]
@@ -177,10 +173,7 @@ def _within_domains(domains: Sequence[str], predicted: Floats, truth: Floats) ->
     names, index = np.unique(np.array(domains), return_inverse=True)
     counts = np.bincount(index, minlength=len(names))
     several = counts[index] > 1
-    left = [
-        (values - (np.bincount(index, weights=values) / counts)[index])[several]
-        for values in (predicted, truth)
-    ]
+    left = [(values - (np.bincount(index, weights=values) / counts)[index])[several] for values in (predicted, truth)]
     spread = float(left[0].std() * left[1].std())
     return float((left[0] * left[1]).mean()) / spread if spread > 0 else math.nan
 

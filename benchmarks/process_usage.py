@@ -62,9 +62,7 @@ def cpu_by_kind() -> dict[str, float]:
 
 def cpu_since(before_s: Mapping[str, float]) -> dict[str, float]:
     """CPU seconds by kind since an earlier `cpu_by_kind`; a process that has ended meanwhile is not counted."""
-    return {
-        kind: round(max(0.0, used_s - before_s.get(kind, 0.0)), 2) for kind, used_s in cpu_by_kind().items()
-    }
+    return {kind: round(max(0.0, used_s - before_s.get(kind, 0.0)), 2) for kind, used_s in cpu_by_kind().items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -146,8 +146,7 @@ def write_run(out: Path, size: int, seed: int) -> tuple[int, int]:
         journal.append("session", {"strategy": "heddle", "seed": seed})
         for start in range(0, len(lines), 500):
             rows = [
-                [encode(event), [encode(each) for each in commands]]
-                for event, *commands in lines[start : start + 500]
+                [encode(event), [encode(each) for each in commands]] for event, *commands in lines[start : start + 500]
             ]
             journal.append("control", {"lines": rows})
     store = RunStore.create(out, {"environment": "bench", "strategy": "heddle", "seed": seed, "sessions": 1})
@@ -181,9 +180,7 @@ def _trajectory(
     for index in range(count):
         if chance.random() < 0.03:
             target = chance.choice(engines)
-            lines.append(
-                (ev.HostLost(at - 0.01, HostId("none")), cm.MoveContext(name, engine, target, "transfer"))
-            )
+            lines.append((ev.HostLost(at - 0.01, HostId("none")), cm.MoveContext(name, engine, target, "transfer")))
             lines.append((ev.MoveEnded(at + 0.02, name, target, True, "transfer", 0.03, len(tokens)),))
             engine = target
         step = _step(index, tokens, engine, at, chance)
@@ -208,9 +205,7 @@ def _trajectory(
         tokens.append([2] * 20, Attribution.TOOL)
         at = action.finished_s + 0.002
     lines.append((ev.TrajectoryEnded(at, name, "completed"),))
-    return _record(
-        number, name, tokens, steps, actions, (admitted_s, at), failed=chance.random() < 0.02
-    ), lines
+    return _record(number, name, tokens, steps, actions, (admitted_s, at), failed=chance.random() < 0.02), lines
 
 
 def _record(
@@ -274,9 +269,7 @@ def _step_lines(name: TrajectoryId, step: StepRecord, count: int, index: int) ->
         (ev.StepRequested(step.submitted_s, StepRequest(step_id, step.prompt_tokens, 4096)), order),
         (ev.StepStarted(step.submitted_s + step.queue_s, step_id, engine),),
         (
-            ev.StepFinished(
-                step.finished_s, step_id, engine, step.generated_tokens, step.cached_tokens, "stop"
-            ),
+            ev.StepFinished(step.finished_s, step_id, engine, step.generated_tokens, step.cached_tokens, "stop"),
             cm.PredictRemaining(name),
         ),
         (ev.PredictionMade(step.finished_s + 0.001, name, index + 1, prediction),),

@@ -135,9 +135,7 @@ async def route(
 ) -> LiveRow:
     """Like `run_router`, on running engines at `urls`; the router ends with the run."""
     arm = ":".join((ARM_PREFIX + policy, *options))
-    environment = workload.environment(
-        salt=f"{arm} {repeat} ", max_context_tokens=fleet.spec.named_context_tokens
-    )
+    environment = workload.environment(salt=f"{arm} {repeat} ", max_context_tokens=fleet.spec.named_context_tokens)
     tasks = environment.tasks(workload.tasks, workload.seed)
     async with AsyncExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-router-")))
@@ -178,9 +176,7 @@ async def running_router(
         It did not start, or the body of the context failed; the message has the cause from the router's log.
     """
     port = free_port()
-    process = SupervisedProcess(
-        _command(policy, options, worker_urls, port), directory, "router", env=_ENVIRONMENT
-    )
+    process = SupervisedProcess(_command(policy, options, worker_urls, port), directory, "router", env=_ENVIRONMENT)
     process.launch()
     try:
         url = f"http://127.0.0.1:{port}"

@@ -78,11 +78,7 @@ class RowFile:
     def other_code(self, code: str) -> str:
         """A warning if rows were made by other code than this; empty without any."""
         others = sum(row["code"] != code for row in self._rows.values())
-        return (
-            f"{others} rows of --out were made by other code than this ({code}); they are kept"
-            if others
-            else ""
-        )
+        return f"{others} rows of --out were made by other code than this ({code}); they are kept" if others else ""
 
     def check_writable(self) -> None:
         """Check before hours of runs that rows can be written; drops an incomplete last line, and makes no file.

@@ -239,7 +239,5 @@ def samples(
     seed: int,
 ) -> None:
     """CPU milliseconds of a sample by part, and the share of a training step of 60 s."""
-    rows = measure_samples(
-        engines, batch=batch, steps=steps, step_tokens=step_tokens, preset=strategy, seed=seed
-    )
+    rows = measure_samples(engines, batch=batch, steps=steps, step_tokens=step_tokens, preset=strategy, seed=seed)
     print_measured_rows(rows, COLUMNS, as_json=as_json)

@@ -78,9 +78,7 @@ def measure_scale(presets: Sequence[str], sizes: Sequence[int], *, seed: int) ->
             raise BadInput(f"unknown strategy '{preset}'; choose one of: {', '.join(PRESETS)}")
     for size in sizes:
         if size < TRAJECTORIES_PER_GPU or size % SAMPLES:
-            raise BadInput(
-                f"--trajectories {size}: use multiples of {SAMPLES} of at least {TRAJECTORIES_PER_GPU}"
-            )
+            raise BadInput(f"--trajectories {size}: use multiples of {SAMPLES} of at least {TRAJECTORIES_PER_GPU}")
     # A new interpreter: memory inherited by a fork would count.
     context = multiprocessing.get_context("spawn")
     for preset in presets:
@@ -161,9 +159,7 @@ COLUMNS: Sequence[Column] = (
     show_default=True,
     help="Sizes, comma-separated; an engine of one GPU for each hundred.",
 )
-@click.option(
-    "--presets", default="heddle,slime", show_default=True, help="Comma-separated; the oracle predicts."
-)
+@click.option("--presets", default="heddle,slime", show_default=True, help="Comma-separated; the oracle predicts.")
 @shared_options
 def scale(trajectories: str, presets: str, as_json: bool, seed: int) -> None:
     """CPU seconds and peak memory of a simulated rollout, each size in a process of its own."""

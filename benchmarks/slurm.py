@@ -140,9 +140,7 @@ def with_jobs(plan: ClusterPlan, jobs: int, most: int = 1) -> tuple[ClusterPlan,
 
 def engines(model: str, count: int) -> Engines:
     options = EmulatedOptions(cost={"seconds_per_token": SECONDS_PER_TOKEN})
-    return Engines(
-        spec=EngineSpec("emulated", model, slots=SLOTS, max_model_len=4096, options=options), count=count
-    )
+    return Engines(spec=EngineSpec("emulated", model, slots=SLOTS, max_model_len=4096, options=options), count=count)
 
 
 async def measure_start(plan: ClusterPlan, model: str, out: Path) -> Start:

@@ -94,9 +94,5 @@ def late_jobs(lines: Sequence[Any], records: Any) -> LateJobs:
     ends_s = max(event[1] for event, _ in lines if event[0] == "TrajectoryEnded")
     tokens = [record.generated_tokens for record in records]
     after_s = tuple(round(at_s - first_s, 1) for at_s in joined.values())
-    bound_s = least_makespan_s(
-        after_s, SLOTS, sum(tokens) * SECONDS_PER_TOKEN, max(tokens) * SECONDS_PER_TOKEN
-    )
-    return LateJobs(
-        after_s, tuple(steps[name] for name in joined), round(ends_s - first_s, 1), round(bound_s, 1)
-    )
+    bound_s = least_makespan_s(after_s, SLOTS, sum(tokens) * SECONDS_PER_TOKEN, max(tokens) * SECONDS_PER_TOKEN)
+    return LateJobs(after_s, tuple(steps[name] for name in joined), round(ends_s - first_s, 1), round(bound_s, 1))

@@ -44,16 +44,9 @@ class LostJob:
 
 def lost_job(out: Path, job: str, statuses: Sequence[str], noticed_s: float, replaced_s: float) -> LostJob:
     """Read what became of the steps of a job that was killed from the controller's lines."""
-    lines = [
-        line
-        for kind, body, _ in JournalReader(journal_path(out))
-        if kind == "control"
-        for line in body["lines"]
-    ]
+    lines = [line for kind, body, _ in JournalReader(journal_path(out)) if kind == "control" for line in body["lines"]]
     events = [decode(event) for event, _ in lines]
-    lost = next(
-        event for event in events if isinstance(event, EngineLost) and event.engine_id.startswith(f"{job}/")
-    )
+    lost = next(event for event in events if isinstance(event, EngineLost) and event.engine_id.startswith(f"{job}/"))
     running: set[StepId] = set()
     again_s: dict[tuple[str, int], float] = {}
     for event in events:

@@ -176,9 +176,7 @@ async def soak(plan: SoakPlan, model: str, out: Path | None, on_row: Callable[[R
     return report
 
 
-async def _run(
-    plan: SoakPlan, model: str, out: Path, report: SoakReport, on_row: Callable[[Row], None]
-) -> None:
+async def _run(plan: SoakPlan, model: str, out: Path, report: SoakReport, on_row: Callable[[Row], None]) -> None:
     agent = SoakAgent(plan.seed)
     spec = EngineSpec(
         "emulated", model, slots=16, max_model_len=4096, options=EmulatedOptions({"seconds_per_token": 0.005})
@@ -281,6 +279,5 @@ def table_line(row: Row) -> str:
 
 
 HEADER = (
-    "minute  trajectories  MiB: driver  scheduler    rollout       tool     engine  "
-    "open files  processes  shm files"
+    "minute  trajectories  MiB: driver  scheduler    rollout       tool     engine  open files  processes  shm files"
 )

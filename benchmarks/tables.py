@@ -159,7 +159,5 @@ def chosen(
     named = {*wanted, *(each for name in wanted for each in groups.get(name, ()))}
     found = [name for name in known if name in named]
     if not found:
-        raise BadInput(
-            f"{option} {text!r} names nothing that is there: give one or more, separated by commas"
-        )
+        raise BadInput(f"{option} {text!r} names nothing that is there: give one or more, separated by commas")
     return found

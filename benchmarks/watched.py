@@ -236,9 +236,7 @@ COLUMNS: Sequence[Column] = (
 @click.option("--seconds", default=4.0, show_default=True, type=POSITIVE, help="Of one arm in a round.")
 @click.option("--model", default=None, help="Directory with a tokenizer [default: the shipped tiny-agent].")
 @shared_options
-def watched(
-    trajectories: int, rounds: int, seconds: float, model: str | None, as_json: bool, seed: int
-) -> None:
+def watched(trajectories: int, rounds: int, seconds: float, model: str | None, as_json: bool, seed: int) -> None:
     """Steps per second with the dashboard open, closed and not installed, and beside heddle top."""
     collect_seldom()
     rows = uvloop.run(

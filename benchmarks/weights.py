@@ -101,9 +101,7 @@ class _Bench:
                 uri = await asyncio.to_thread(self._publish)
                 published.append(time.monotonic() - began_s)
                 began_s = time.monotonic()
-                weights = await asyncio.to_thread(
-                    self._node.fetch, uri, self._version, before, threading.Event()
-                )
+                weights = await asyncio.to_thread(self._node.fetch, uri, self._version, before, threading.Event())
                 fetched.append(time.monotonic() - began_s)
                 await asyncio.sleep(_BEFORE_S)
                 done = await client.install_weights(str(weights.path), self._version, keep_kv=keep_kv)
@@ -156,15 +154,11 @@ COLUMNS: Sequence[Column] = (
 @click.command("weights")
 @engine_option("vllm")
 @click.option("--model", default=None, help="Model directory [default: the shipped agent].")
-@click.option(
-    "--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Type of the weights."
-)
+@click.option("--dtype", type=click.Choice(DTYPES), default="auto", show_default=True, help="Type of the weights.")
 @click.option("--steps", default="1,8", show_default=True, help="Steps in flight, comma-separated.")
 @click.option("--updates", type=COUNT, default=5, show_default=True, help="Changes of weights for each row.")
 @shared_options
-def weights(
-    engine: str, model: str | None, dtype: str, steps: str, updates: int, as_json: bool, seed: int
-) -> None:
+def weights(engine: str, model: str | None, dtype: str, steps: str, updates: int, as_json: bool, seed: int) -> None:
     """Seconds to publish, fetch, pause and load weights while steps are in flight, on one engine of this machine."""
     counts = whole_numbers("--steps", steps, "1,8")
     spec = EngineSpec(

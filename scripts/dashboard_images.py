@@ -56,9 +56,7 @@ def shrink(path: Path) -> None:
         drawn = image.convert("RGB")
     most_frequent = drawn.quantize(200, dither=Image.Dither.NONE).getpalette() or []
     palette = Image.new("P", (1, 1))
-    palette.putpalette(
-        most_frequent[: 3 * 200] + [part for colour in COLOURS for part in ImageColor.getrgb(colour)]
-    )
+    palette.putpalette(most_frequent[: 3 * 200] + [part for colour in COLOURS for part in ImageColor.getrgb(colour)])
     drawn.quantize(palette=palette, dither=Image.Dither.NONE).save(path, optimize=True)
     print(f"{path}: {path.stat().st_size / 1000:.0f} kB")
 

@@ -74,17 +74,13 @@ def size() -> dict[str, int]:
         "package files": len(package),
         "classes": sum(each.classes for each in package),
         "functions": sum(len(each.functions) for each in package),
-        f"functions over {LONG_FUNCTION} lines": sum(
-            one > LONG_FUNCTION for each in package for one in each.functions
-        ),
+        f"functions over {LONG_FUNCTION} lines": sum(one > LONG_FUNCTION for each in package for one in each.functions),
         "import lines": sum(each.import_lines for each in package),
         f"files over {LONG_FILE} lines": sum(each.lines > LONG_FILE for each in package),
         f"files under {SHORT_FILE} lines": sum(each.lines < SHORT_FILE for each in package),
         "benchmarks lines": sum(each.lines for each in python_files(["benchmarks"])),
         "tests lines": sum(each.lines for each in python_files(["tests"])),
-        "docs words": sum(
-            len(page.read_text(encoding="utf-8").split()) for page in ROOT.glob("docs/**/*.md")
-        ),
+        "docs words": sum(len(page.read_text(encoding="utf-8").split()) for page in ROOT.glob("docs/**/*.md")),
     }
 
 
@@ -123,9 +119,7 @@ def children_s() -> float:
 
 def main(arguments: Sequence[str]) -> None:
     """Print the figures."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object in place of the table")
     parser.add_argument("--start", action="store_true", help="also start the smallest cluster")
     chosen = parser.parse_args(arguments)

@@ -34,9 +34,7 @@ def main(paths: list[Path]) -> None:
     """Print the object."""
     runs = [rewards_of(path) for path in paths]
     each = {str(path): as_json(paired_difference(*run)) for path, run in zip(paths, runs, strict=True)}
-    print(
-        json.dumps({"runs": each, "tasks": len(runs[0][0]), "over_runs": as_json(difference_over_runs(runs))})
-    )
+    print(json.dumps({"runs": each, "tasks": len(runs[0][0]), "over_runs": as_json(difference_over_runs(runs))}))
 
 
 if __name__ == "__main__":

@@ -47,28 +47,20 @@ async def one_round(how: str, model: str, directory: Path) -> dict[str, Any]:
     """A rollout during which a job ends."""
     jobs = []
     async with (
-        LocalRolloutCluster(
-            0, tool_cpus=8, dashboard=False, asynchronous=True, directory=directory
-        ) as cluster,
+        LocalRolloutCluster(0, tool_cpus=8, dashboard=False, asynchronous=True, directory=directory) as cluster,
         Client(cluster, asynchronous=True) as client,
     ):
         assert cluster._credentials is not None
         for number in range(3):
             command = [sys.executable, str(REPOSITORY / "workers" / "job.py"), cluster.scheduler_address]
             command += ["--name", f"gpu-{number}", "--drain-s", "40", "--scratch", str(directory / "scratch")]
-            jobs.append(
-                subprocess.Popen([*command, *cluster._credentials.options], stdout=subprocess.DEVNULL)
-            )
+            jobs.append(subprocess.Popen([*command, *cluster._credentials.options], stdout=subprocess.DEVNULL))
         await client.wait_for_workers(4)
         cost = {"seconds_per_token": SECONDS_PER_TOKEN}
-        spec = EngineSpec(
-            "emulated", model, slots=SLOTS, max_model_len=8192, options=EmulatedOptions(cost=cost)
-        )
+        spec = EngineSpec("emulated", model, slots=SLOTS, max_model_len=8192, options=EmulatedOptions(cost=cost))
         environment = load_environment("replay:intercode", options={"token_scale": 1.0, "tool_scale": 1.0})
         out = directory / "run.zarr"
-        rollout = Rollout(
-            client, env=environment, model=model, engines=spec, strategy="heddle", seed=1, out=out
-        )
+        rollout = Rollout(client, env=environment, model=model, engines=spec, strategy="heddle", seed=1, out=out)
         batch = asyncio.ensure_future(rollout.run(TASKS))
         while rollout.progress().get("generating", 0) < 2 * SLOTS or rollout.progress()["finished"] < 8:
             await asyncio.sleep(0.05)
@@ -81,20 +73,13 @@ async def one_round(how: str, model: str, directory: Path) -> dict[str, Any]:
             job.send_signal(signal.SIGTERM)
         for job in jobs[1:]:
             await asyncio.to_thread(job.wait)
-    lines = [
-        line
-        for kind, body, _ in JournalReader(journal_path(out))
-        if kind == "control"
-        for line in body["lines"]
-    ]
+    lines = [line for kind, body, _ in JournalReader(journal_path(out)) if kind == "control" for line in body["lines"]]
     return {**figures(lines), "job_ended_s": gone_s, "counts": counts}
 
 
 def figures(lines: list[Any]) -> dict[str, Any]:
     """Steps that ran again, and how long it took until all of them had begun elsewhere."""
-    lost_at, lost_on = next(
-        (e[1], e[2]) for e, _ in lines if e[0] == "EngineLost" and e[2].startswith("gpu-0/")
-    )
+    lost_at, lost_on = next((e[1], e[2]) for e, _ in lines if e[0] == "EngineLost" and e[2].startswith("gpu-0/"))
     open_steps: dict[tuple[Any, ...], float] = {}
     finished: dict[str, int] = {}
     again: dict[tuple[Any, ...], float] = {}

@@ -41,9 +41,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         guessed = max((_GUESSED_S.get(mark.name, 0.0) for mark in item.iter_markers()), default=0.0)
         weights[item.path] = max(weights.get(item.path, 0.0), guessed)
         if guessed and _is_live(item) and not _names_a_live_marker(item.path):
-            raise pytest.UsageError(
-                f"{item.nodeid} is live by a marker of another file: `make test` would miss it"
-            )
+            raise pytest.UsageError(f"{item.nodeid} is live by a marker of another file: `make test` would miss it")
     for path in weights:
         name = path.relative_to(REPOSITORY).as_posix()
         weights[path] = recorded.get(name, weights[path])

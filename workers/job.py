@@ -43,9 +43,7 @@ def _ports(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.command()
 @click.argument("address")
 @click.option("--name", required=True, help="of the job; its workers are NAME, or NAME-0, NAME-1, …")
-@click.option(
-    "--role", type=click.Choice(["rollout", "tool", "trainer"]), default="rollout", show_default=True
-)
+@click.option("--role", type=click.Choice(["rollout", "tool", "trainer"]), default="rollout", show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), default=1, help="Dask workers; one engine on each")
 @click.option("--tp-degree", type=click.IntRange(min=1), default=1, help="GPUs of each engine")
 @click.option("--cpus", type=click.IntRange(min=1), default=1, help="CPUs for the actions of a tool worker")
@@ -56,9 +54,7 @@ def _ports(_context: click.Context, _parameter: click.Parameter, value: str | No
     default=None,
     help="seconds until the job ends; default: as SLURM says",
 )
-@click.option(
-    "--drain-s", type=_SECONDS, default=120.0, show_default=True, help="drain so long before the end"
-)
+@click.option("--drain-s", type=_SECONDS, default=120.0, show_default=True, help="drain so long before the end")
 @click.option("--kill-wait-s", type=_SECONDS, default=25.0, show_default=True, help="time after SIGTERM")
 @click.option("--interface", default=None, help="network interface of the workers")
 @click.option("--host", default=None, help="address of the workers, in place of --interface")

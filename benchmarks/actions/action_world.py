@@ -144,14 +144,10 @@ def run_world(job: WorldJob) -> WorldFigures:
 class _ActionWorld:
     def __init__(self, job: WorldJob) -> None:
         self._lives, self._known = job.batch.lives(job.seed), job.known
-        self._controller = Controller(
-            build_strategies("sticky-least-loaded", overrides=[f"actions={job.actions}"])
-        )
+        self._controller = Controller(build_strategies("sticky-least-loaded", overrides=[f"actions={job.actions}"]))
         self._completion_s: dict[str, list[float]] = {"tool": [], "reward": []}
         self._makespan_s = self._at = 0.0
-        self._error = [
-            random.Random(f"{job.seed} {n}").lognormvariate(0.0, job.error) for n in range(len(self._lives))
-        ]
+        self._error = [random.Random(f"{job.seed} {n}").lognormvariate(0.0, job.error) for n in range(len(self._lives))]
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._requested: dict[ActionId, float] = {}
@@ -192,15 +188,11 @@ class _ActionWorld:
         self._requested[action_id], self._shapes[action_id] = self._at, (number, step)
         think_s, acting_s = (seconds * self._error[number] for seconds in life.left_s(step))
         tokens = think_s / PACE_S
-        self._tell(
-            ev.PredictionMade(self._at, name, 0, Prediction(tokens, tokens, "world", tools_s=acting_s))
-        )
+        self._tell(ev.PredictionMade(self._at, name, 0, Prediction(tokens, tokens, "world", tools_s=acting_s)))
         profile = shape.truth if self._known and shape.cpus.elastic else None
         demand = ResourceDemand.of(cpus=shape.cpus)
         self._tell(
-            ev.ActionRequested(
-                self._at, ActionRequest(action_id, name, "tool", shape.label, demand, profile=profile)
-            )
+            ev.ActionRequested(self._at, ActionRequest(action_id, name, "tool", shape.label, demand, profile=profile))
         )
 
     def _run(self, command: cmd.RunAction) -> None:

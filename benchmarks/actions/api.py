@@ -59,14 +59,9 @@ def _rows_of(study: Study, batch: int, name: str, traits: ApiTraits) -> list[Act
     arms = {
         "pool": job,
         "direct, 3 retries": direct,
-        f"direct, tuned: {retries} retries from {retry_s:g} s": replace(
-            direct, retries=retries, retry_s=retry_s
-        ),
+        f"direct, tuned: {retries} retries from {retry_s:g} s": replace(direct, retries=retries, retry_s=retry_s),
     }
-    figures = {
-        arm: figures_of(study, [replace(each, seed=seed) for seed in study.seeds])
-        for arm, each in arms.items()
-    }
+    figures = {arm: figures_of(study, [replace(each, seed=seed) for seed in study.seeds]) for arm, each in arms.items()}
     return [_row(batch, name, arm, found, figures["pool"]) for arm, found in figures.items()]
 
 
@@ -86,9 +81,7 @@ def tuned_retries(study: Study, job: ApiJob) -> tuple[int, float]:
     return min(zip(GRID, judged, strict=True), key=lambda pair: pair[1])[0]
 
 
-def _row(
-    batch: int, name: str, arm: str, figures: Sequence[ApiFigures], pool: Sequence[ApiFigures]
-) -> ActionRow:
+def _row(batch: int, name: str, arm: str, figures: Sequence[ApiFigures], pool: Sequence[ApiFigures]) -> ActionRow:
     ratios = [each.act_mean_s / ours.act_mean_s for each, ours in zip(figures, pool, strict=True)]
     failed = statistics.fmean(each.failed_share for each in figures)
     whole = failed <= MOST_FAILED  # the times of an arm that loses its actions are those of failures
@@ -101,9 +94,7 @@ def _row(
         act_p99_s=statistics.fmean(each.act_p99_s for each in figures),
         step_s=statistics.fmean(each.step_s for each in figures),
         **ratio_fields(ratios if whole else []),
-        step_ratio=statistics.fmean(a.step_s / b.step_s for a, b in zip(figures, pool, strict=True))
-        if whole
-        else 0.0,
+        step_ratio=statistics.fmean(a.step_s / b.step_s for a, b in zip(figures, pool, strict=True)) if whole else 0.0,
         paper_ratio="step 1.5",
         seeds=len(figures),
         note=f"API {name}; {failed:.1%} of the actions failed, {rejected:.1%} of the calls rejected",

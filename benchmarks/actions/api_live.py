@@ -20,9 +20,7 @@ from heddle_dask.live.driver.inputs.pools import Pools
 from heddle_dask.live.driver.rollout import Rollout
 
 
-def live_api_rows(
-    model: str, trajectories: int = 8, calls_each: int = 25, seconds: float = 1.0
-) -> list[ActionRow]:
+def live_api_rows(model: str, trajectories: int = 8, calls_each: int = 25, seconds: float = 1.0) -> list[ActionRow]:
     """The pool at its quota, against a real HTTP server on this machine that enforces it and counts rejections."""
     rows = []
     for within_s in (None, 0.25):

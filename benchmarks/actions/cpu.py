@@ -119,9 +119,7 @@ class CpuBench:
             ours = _with_workload(_part(_PART_BATCH), tests_mean_s=tests_s)
             owned = {cpus: replace(ours, actions=f"{PER_TRAJECTORY},cpus={cpus}") for cpus in (1, 2, 4)}
             pools = {
-                (share, units): replace(
-                    ours, actions=f"{WORKER_POOLS},kinds={_kinds(ours.cores, share, units)}"
-                )
+                (share, units): replace(ours, actions=f"{WORKER_POOLS},kinds={_kinds(ours.cores, share, units)}")
                 for share in (0.25, 0.5, 0.75)
                 for units in (4, 16)
             }
@@ -146,8 +144,7 @@ class CpuBench:
             second = replace(task, workload=replace(task.workload, name="second"), submitted_s=later_s)
             shared = replace(base, tasks=(first, second), pools=(("cpu", 2),), host_cpus=128)
             tasks = tuple(
-                replace(each, workload=replace(each.workload, pool=each.workload.name))
-                for each in (first, second)
+                replace(each, workload=replace(each.workload, pool=each.workload.name)) for each in (first, second)
             )
             isolated = replace(shared, tasks=tasks, pools=(("first", 1), ("second", 1)))
             note = f"second workload {later_s:g} s later"
@@ -337,22 +334,17 @@ def _swept(base: CpuJob) -> dict[str, list[tuple[str, CpuJob, CpuJob]]]:
         "median of the steps": [(f"{steps:g}", {"steps_median": steps}) for steps in (10.0, 25.0, 40.0)],
     }
     swept = {
-        name: [
-            (text, _with_workload(pods, **change), _with_workload(base, **change)) for text, change in values
-        ]
+        name: [(text, _with_workload(pods, **change), _with_workload(base, **change)) for text, change in values]
         for name, values in both.items()
     }
     swept["start of a sandbox or pod"] = [
-        (f"{s:g} s", _pods(replace(base, sandbox_start_s=s)), replace(base, sandbox_start_s=s))
-        for s in (0.0, 1.0, 5.0)
+        (f"{s:g} s", _pods(replace(base, sandbox_start_s=s)), replace(base, sandbox_start_s=s)) for s in (0.0, 1.0, 5.0)
     ]
     swept["pods started per second"] = [
         (f"{rate:g}" if rate else "without limit", _pods(base, starts_per_s=rate / 5), base)
         for rate in (10.0, 30.0, 0.0)
     ]
-    swept["sending a command into a pod"] = [
-        (f"{s:g} s", _pods(base, exec_s=s), base) for s in (0.0, 0.1, 1.0)
-    ]
+    swept["sending a command into a pod"] = [(f"{s:g} s", _pods(base, exec_s=s), base) for s in (0.0, 0.1, 1.0)]
     swept["commands that the control plane sends per second"] = [
         (f"{rate:g}" if rate else "without limit", _pods(base, execs_per_s=rate / 5), base)
         for rate in (0.0, 200.0, 100.0)

@@ -151,9 +151,7 @@ def run_cpu_job(job: CpuJob) -> CpuFigures:
     plans = [_plans(task, number, job.seed) for number, task in enumerate(job.tasks)]
     everything = [plan for of_task in plans for plan in of_task]
     fleet = _fleet(job)
-    strategies = build_strategies(
-        job.preset, seed=job.seed, overrides=(*job.overrides, f"actions={job.actions}")
-    )
+    strategies = build_strategies(job.preset, seed=job.seed, overrides=(*job.overrides, f"actions={job.actions}"))
     tell_costs(strategies, fleet.beliefs)
     warm = None
     if job.warm and strategies.predictor is not None:

@@ -28,9 +28,7 @@ def _api_live(study: Study) -> list[ActionRow]:
 def _overhead(study: Study) -> list[ActionRow]:
     from benchmarks.actions.overhead import measure_action_overhead
 
-    measured = asyncio.run(
-        measure_action_overhead(study.model, seed=study.seeds[0], on_progress=study.runner.say)
-    )
+    measured = asyncio.run(measure_action_overhead(study.model, seed=study.seeds[0], on_progress=study.runner.say))
     return [
         ActionRow(
             "overhead",
@@ -52,9 +50,7 @@ _SIMULATED = {
     "api": experiment(simulated_rows),
 }
 _LIVE = {
-    "live": Experiment(
-        "Elastic actions against static sandboxes, with real test suites.", _live, simulated=False
-    ),
+    "live": Experiment("Elastic actions against static sandboxes, with real test suites.", _live, simulated=False),
     "api-live": Experiment("The pool at the quota of a real HTTP server.", _api_live, simulated=False),
     "overhead": Experiment(
         "What an action of the CPU pool costs; more CPUs than the machine has: control path only.",

@@ -145,9 +145,7 @@ def _fewest(study: Study, jobs: Sequence[GpuJob], others: Sequence[GpuJob], name
     found = "" if mean_s <= target_s else "not reached; "
     row = _row(study, "gpu-fewer", f"shared pool, as fast as static, {name}", sized, sized, "0.29")
     note = f"{found}ratio: share of {others[0].gpus} GPUs (static ACT {target_s:.2f} s); skew {work.skew:g}"
-    return replace(
-        row, ratio=share, ratio_least=0.0, ratio_most=0.0, note=f"{note}, {work.token_s * 1e3:g} ms a token"
-    )
+    return replace(row, ratio=share, ratio_least=0.0, ratio_most=0.0, note=f"{note}, {work.token_s * 1e3:g} ms a token")
 
 
 def swept_numbers(study: Study, batches: Iterable[int] = (1024, 2048)) -> list[ActionRow]:
@@ -186,8 +184,7 @@ def overheads(study: Study) -> list[ActionRow]:
         ):
             figures = figures_of(study, jobs)
             run_s, queue_s, over_s = (
-                statistics.fmean(getattr(each, part) for each in figures)
-                for part in ("run_s", "queue_s", "overhead_s")
+                statistics.fmean(getattr(each, part) for each in figures) for part in ("run_s", "queue_s", "overhead_s")
             )
             loads = round(statistics.fmean(each.loads for each in figures))
             note = f"runs {run_s:.3f} s, waits {queue_s:.3f} s, load {over_s:.3f} s, {loads} loads"

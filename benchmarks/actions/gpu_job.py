@@ -169,9 +169,7 @@ def replicas_by_share(workload: GpuWorkload, copies: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def drawn_trajectories(
-    services: int, skew: float, batch: int, seed: int
-) -> tuple[tuple[int, PlannedTrajectory], ...]:
+def drawn_trajectories(services: int, skew: float, batch: int, seed: int) -> tuple[tuple[int, PlannedTrajectory], ...]:
     """The number of the service and the plan of each trajectory."""
     workload = GpuWorkload(services=services, skew=skew)
     rng, kinds = random.Random(seed), ("coding", "search", "math")
@@ -179,9 +177,7 @@ def drawn_trajectories(
     drawn: list[tuple[int, PlannedTrajectory]] = []
     for number in range(services):
         wanted = chosen.count(number)
-        plans = synthesize(
-            WORKLOADS[kinds[number % 3]], prompts=-(-wanted // 8), samples=8, seed=seed * 100 + number
-        )
+        plans = synthesize(WORKLOADS[kinds[number % 3]], prompts=-(-wanted // 8), samples=8, seed=seed * 100 + number)
         drawn += [(number, plan) for plan in plans[:wanted]]
     return tuple(drawn)
 
@@ -207,9 +203,7 @@ class _GpuRollout:
             batch_cost=work.batch_cost,
             prepared=True,
         )
-        self.bodies = SimulatedServices(
-            self.services, times, self.time, lambda _: False, self._tell, self._ended
-        )
+        self.bodies = SimulatedServices(self.services, times, self.time, lambda _: False, self._tell, self._ended)
         self.calls: dict[ActionId, SimulatedCall] = {}
         self.overhead_s = 0.0
 
@@ -235,9 +229,7 @@ class _GpuRollout:
             names = zip(self.services, job.replicas, strict=True)
             kinds = [(name, job.sizes[0]) for name, copies in names for _ in range(copies)]
         return [
-            HostDescription(
-                HostId(f"host-{number}"), Resources.of({GPUS: gpus, MODELS_PER_GPU: job.models}), pool
-            )
+            HostDescription(HostId(f"host-{number}"), Resources.of({GPUS: gpus, MODELS_PER_GPU: job.models}), pool)
             for number, (pool, gpus) in enumerate(kinds)
         ]
 

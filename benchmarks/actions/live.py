@@ -209,9 +209,7 @@ async def measure_live(
     return [_row(name, one, ours, trajectories, cpus) for name, one in measured.items()]
 
 
-async def _roll(
-    model: str | Path, arm: LiveArm, trajectories: int, cpus: int, seed: int, measured: _Measured
-) -> None:
+async def _roll(model: str | Path, arm: LiveArm, trajectories: int, cpus: int, seed: int, measured: _Measured) -> None:
     agent = SuiteAgent(arm, seed)
     spec = emulated(str(model), _TOKEN_S, slots=trajectories, max_model_len=4_096, seed=seed)
     async with (
@@ -220,9 +218,7 @@ async def _roll(
     ):
         strategy = Strategy("heddle", ("predictor=oracle", f"actions={arm.actions}"))
         budget = Budget(max_context_tokens=4_096)
-        rollout = Rollout(
-            client, env=agent, model=model, engines=spec, strategy=strategy, budget=budget, seed=seed
-        )
+        rollout = Rollout(client, env=agent, model=model, engines=spec, strategy=strategy, budget=budget, seed=seed)
         async with rollout:
             began_s = time.perf_counter()
             batch = await rollout.run(trajectories)

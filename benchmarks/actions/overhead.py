@@ -147,9 +147,7 @@ async def _roll(agent: CallingAgent, model: str, cpus: int, at_once: int, seed: 
     return [action.run_s for action in sorted(actions, key=lambda action: action.finished_s)]
 
 
-def _row(
-    arm: str, cpus: int, at_once: int, agent: CallingAgent, at_worker_s: Sequence[float]
-) -> ActionOverheadRow:
+def _row(arm: str, cpus: int, at_once: int, agent: CallingAgent, at_worker_s: Sequence[float]) -> ActionOverheadRow:
     ended_s, call_s, ran_s = np.array(agent.called).T
     worker_ms = 1000 * (np.array(at_worker_s) - ran_s)
     call_ms = 1000 * (call_s - ran_s)

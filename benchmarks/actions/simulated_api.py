@@ -93,9 +93,7 @@ class SimulatedApi:
         self.served += 1
         fails = self._random.random() < self.traits.error_rate
         latency_s = self.traits.latency_s * self._random.lognormvariate(0.0, self.traits.latency_sigma)
-        self._time.after(
-            latency_s / 2 if fails else latency_s, self._answer, answered, UNAVAILABLE if fails else ""
-        )
+        self._time.after(latency_s / 2 if fails else latency_s, self._answer, answered, UNAVAILABLE if fails else "")
 
     def _answer(self, answered: Answered, cause: str) -> None:
         self._running -= 1

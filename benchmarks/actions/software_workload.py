@@ -71,9 +71,7 @@ class SoftwareWorkload:
     def __post_init__(self) -> None:
         numbers = (self.command_mean_s, self.tests_mean_s, self.tests_most_s, self.wrong_factor)
         if min(numbers) <= 0 or not 0 <= self.serial_share <= 1 or self.tests_most_cpus < 1:
-            raise BadInput(
-                f"workload {self.name!r}: durations must be above 0, and a serial share from 0 to 1"
-            )
+            raise BadInput(f"workload {self.name!r}: durations must be above 0, and a serial share from 0 to 1")
         if self.profiles not in ("true", "none", "wrong"):
             raise BadInput(f"workload {self.name!r}: profiles is {self.profiles!r}: use true, none or wrong")
 
@@ -108,9 +106,7 @@ def action_trajectories(
         The trajectories are no multiple of the samples of a prompt, or a number is out of range.
     """
     if samples < 1 or trajectories < 1 or trajectories % samples:
-        raise BadInput(
-            f"workload {workload.name!r}: {trajectories} trajectories of {samples} samples a prompt"
-        )
+        raise BadInput(f"workload {workload.name!r}: {trajectories} trajectories of {samples} samples a prompt")
     parameters = _parameters(workload)
     plans = synthesize(parameters, prompts=trajectories // samples, samples=samples, seed=seed)
     return [_with_actions(workload, _cut(plan, max_context_tokens), seed) for plan in plans]

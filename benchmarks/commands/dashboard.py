@@ -16,9 +16,7 @@ from heddle_dask.core.errors import BadInput
 @click.command("dashboard")
 @click.option("--trajectories", default="10,500,10000", show_default=True, help="Sizes, comma-separated.")
 @click.option("--serve", is_flag=True, help="Measure nothing: serve the page of the first size until Ctrl-C.")
-@click.option(
-    "--speed", type=COUNT, default=10, show_default=True, help="Simulated seconds per second, served."
-)
+@click.option("--speed", type=COUNT, default=10, show_default=True, help="Simulated seconds per second, served.")
 @shared_options
 def dashboard(trajectories: str, serve: bool, speed: int, as_json: bool, seed: int) -> None:
     """CPU milliseconds that the scheduler needs for the dashboard's page, with a simulated rollout."""
@@ -41,7 +39,5 @@ async def _serve(trajectories: int, speed: int, seed: int) -> None:
     began_s = time.monotonic()
     run = PlayedRun(pairs, lambda: (time.monotonic() - began_s) * speed)
     async with demo_dashboard(run) as url:
-        click.echo(
-            f"{url} shows a simulated rollout of {trajectories} trajectories; Ctrl-C ends it", err=True
-        )
+        click.echo(f"{url} shows a simulated rollout of {trajectories} trajectories; Ctrl-C ends it", err=True)
         await asyncio.Event().wait()

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from benchmarks.live_setup import LiveRow
     from heddle_dask.sim.rollout import Arm
 
-DEFAULT_ARMS = (
-    "heddle slime verl verl-hybrid sticky-least-loaded round-robin cache-aware autellix heddle-paper"
-)
+DEFAULT_ARMS = "heddle slime verl verl-hybrid sticky-least-loaded round-robin cache-aware autellix heddle-paper"
 ROUTER_ARMS = (
     "vllm-router/round_robin vllm-router/cache_aware vllm-router/cache_aware:balance-abs-threshold=4"
     " vllm-router/sticky_least_loaded"
@@ -32,18 +30,14 @@ ROUTER_ARMS = (
 
 @click.command("live")
 @measured_live(token_scale=0.05, engine="vllm")
-@click.option(
-    "--table", default="", help="Measured table of an engine, name or file, in place of the profile."
-)
+@click.option("--table", default="", help="Measured table of an engine, name or file, in place of the profile.")
 @click.option(
     "--kv-capacity",
     type=WholeNumber(0, 2**31 - 1),
     default=0,
     help="Tokens of KV of an emulated engine, in place of the profile's.",
 )
-@click.option(
-    "--warm/--cold", default=True, show_default=True, help="Predictors learn from other groups first."
-)
+@click.option("--warm/--cold", default=True, show_default=True, help="Predictors learn from other groups first.")
 @click.option("--kv-transfer/--no-kv-transfer", default=False, help="Engines hand over KV caches.")
 @click.option(
     "--arm",
@@ -111,9 +105,7 @@ def live(
         simulate_live(workloads, fleet, arms, warm=warm, on_row=file.add, has=file.has)
     else:
         collect_seldom()
-        uvloop.run(
-            measure_live(workloads, fleet, arms, repeats=repeats, warm=warm, on_row=file.add, has=file.has)
-        )
+        uvloop.run(measure_live(workloads, fleet, arms, repeats=repeats, warm=warm, on_row=file.add, has=file.has))
     _report(file.rows, as_json=as_json)
 
 
@@ -126,9 +118,7 @@ def _report(rows: Sequence[LiveRow], *, as_json: bool) -> None:
 
     click.echo("workload  arm  tokens/s median (least-most)  share of bound", err=as_json)
     for workload, name, middle, least, most, share in summary(rows):
-        click.echo(
-            f"{workload}  {name:24s}  {middle:8.0f} ({least:.0f}-{most:.0f})  {share:6.1%}", err=as_json
-        )
+        click.echo(f"{workload}  {name:24s}  {middle:8.0f} ({least:.0f}-{most:.0f})  {share:6.1%}", err=as_json)
     for workload, name, kinds in cpu_per_step_ms(rows):
         each = ", ".join(f"{kind} {ms:.1f}" for kind, ms in kinds.items())
         click.echo(f"{workload}  {name:24s}  CPU ms of a step and its tool call: {each}", err=as_json)

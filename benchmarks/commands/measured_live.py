@@ -46,12 +46,8 @@ def measured_live(*, token_scale: float, engine: str) -> Callable[[F], F]:
             engine_option(engine),
             click.option("--engines", type=COUNT, default=2, show_default=True, help="How many."),
             click.option("--slots", type=COUNT, default=6, show_default=True, help="Of each engine."),
-            click.option(
-                "--profile", default="tiny-cpu", show_default=True, help="Cost profile of the engines."
-            ),
-            click.option(
-                "--time-scale", type=POSITIVE, default=1.0, show_default=True, help="Of emulated engines."
-            ),
+            click.option("--profile", default="tiny-cpu", show_default=True, help="Cost profile of the engines."),
+            click.option("--time-scale", type=POSITIVE, default=1.0, show_default=True, help="Of emulated engines."),
             click.option(
                 "--max-context",
                 type=TOKENS,

@@ -22,9 +22,7 @@ _BESIDE_RULES = f"sticky-forecast,heddle:predictor=none,heddle,{EXACT}"
 
 
 @click.command("paper")
-@click.option(
-    "--cells", default="all", show_default=True, help="MODEL/WORKLOAD, MODEL or WORKLOAD, by commas."
-)
+@click.option("--cells", default="all", show_default=True, help="MODEL/WORKLOAD, MODEL or WORKLOAD, by commas.")
 @click.option(
     "--arms",
     default="all",
@@ -42,9 +40,7 @@ _BESIDE_RULES = f"sticky-forecast,heddle:predictor=none,heddle,{EXACT}"
 @click.option("--cluster", default="hopper64", show_default=True, help="Name or FILE.toml.")
 @MAX_CONTEXT_TOKENS
 @ROWS_OUT
-@click.option(
-    "--only-chosen", is_flag=True, help="Forms of heddle on the chosen degrees only, no uniform ones."
-)
+@click.option("--only-chosen", is_flag=True, help="Forms of heddle on the chosen degrees only, no uniform ones.")
 @click.option(
     "--scheduler",
     default=None,
@@ -60,9 +56,7 @@ _BESIDE_RULES = f"sticky-forecast,heddle:predictor=none,heddle,{EXACT}"
 @click.option("--search-seeds", type=COUNT, default=2, show_default=True, help="How many, from it on.")
 @click.option("--degrees", default="", help="TP degrees of that search, by commas [default: all that fit].")
 @click.option("--routers", default="", help="Routers of that search, by commas [default: all that it knows].")
-@click.option(
-    "--markdown", is_flag=True, help="Print all tables of --out in Markdown, without running anything."
-)
+@click.option("--markdown", is_flag=True, help="Print all tables of --out in Markdown, without running anything.")
 @shared_options
 def paper(
     cells: str,

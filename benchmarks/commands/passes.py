@@ -46,9 +46,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Of each strategy, by commas: none, cold, first-pass, later-pass, moved-on, exact.",
 )
-@click.option(
-    "--cluster", default="hopper64", show_default=True, help="Cluster of the makespans, NAME or FILE."
-)
+@click.option("--cluster", default="hopper64", show_default=True, help="Cluster of the makespans, NAME or FILE.")
 @click.option("--tp", type=COUNT, default=None, help="TP degree of all engines [default: the cluster's].")
 @click.option("--model", default="qwen3-14b", show_default=True, help="Published model of the makespans.")
 @click.option(
@@ -59,18 +57,10 @@ if TYPE_CHECKING:
     help="Of a synthetic pass; a trace has its own.",
 )
 @click.option("--samples", type=COUNT, default=8, show_default=True, help="Of these at each prompt.")
-@click.option(
-    "--token-scale", type=POSITIVE, default=1.0, show_default=True, help="Factor on all token counts."
-)
-@click.option(
-    "--tool-scale", type=NOT_NEGATIVE, default=1.0, show_default=True, help="Factor on all tool seconds."
-)
-@click.option(
-    "--max-context-tokens", type=COUNT, default=40_960, show_default=True, help="Context of the engines."
-)
-@click.option(
-    "--seeds", type=COUNT, default=1, show_default=True, help="Rollouts of each arm, from --seed on."
-)
+@click.option("--token-scale", type=POSITIVE, default=1.0, show_default=True, help="Factor on all token counts.")
+@click.option("--tool-scale", type=NOT_NEGATIVE, default=1.0, show_default=True, help="Factor on all tool seconds.")
+@click.option("--max-context-tokens", type=COUNT, default=40_960, show_default=True, help="Context of the engines.")
+@click.option("--seeds", type=COUNT, default=1, show_default=True, help="Rollouts of each arm, from --seed on.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -155,11 +145,7 @@ def _makespans(
         raise BadInput(f"--strategies {stated.name}: name predictors with --predictors")
     if warning := runner.rows.other_code(runner.code):
         _say(warning)
-    return [
-        row
-        for workload in workloads
-        for row in measure_makespans(workload, place, seeds, arms, names, runner)
-    ]
+    return [row for workload in workloads for row in measure_makespans(workload, place, seeds, arms, names, runner)]
 
 
 def accuracy_table(report: PassReport) -> list[str]:

@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 )
 @ROWS_OUT
 @shared_options
-def predictor(
-    traces: tuple[Path, ...], folds: int, points: str, out: Path | None, as_json: bool, seed: int
-) -> None:
+def predictor(traces: tuple[Path, ...], folds: int, points: str, out: Path | None, as_json: bool, seed: int) -> None:
     """Recall of the longest 20 %, correlation, error, coverage, makespan and milliseconds, against baselines."""
     # XGBoost takes a second to import.
     from benchmarks.predictor import PredictorJob, PredictorReport, measure_predictor
@@ -82,9 +80,7 @@ def table(report: PredictorReport) -> list[str]:
             f"{_shown(row[name]):>{width}s}"
             for name, width in (("recall", 6), ("pearson", 7), ("rank", 5), ("error", 5), ("coverage", 10))
         )
-        lines.append(
-            f"{row['steps_finished']:5d}  {row['method']:14s}  {row['trajectories']:12d}  {'  '.join(scores)}"
-        )
+        lines.append(f"{row['steps_finished']:5d}  {row['method']:14s}  {row['trajectories']:12d}  {'  '.join(scores)}")
     lines.append("order                    makespan / FCFS     band")
     for order in report.orders:
         lines.append(

@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     help="Recorded trace with rewards (NAME or FILE), or a stored run (RUN.zarr) of a real agent; repeatable "
     "[default: tau_dialogues and intercode, where no --env is given].",
 )
-@click.option(
-    "--env", "envs", multiple=True, help="Environment to roll out on engines of this machine; repeatable."
-)
+@click.option("--env", "envs", multiple=True, help="Environment to roll out on engines of this machine; repeatable.")
 @click.option("--members", type=COUNT, default=4, show_default=True, help="Members of a group that count.")
 @click.option("--extra-members", type=WholeNumber(0), multiple=True, default=(0, 1, 2, 4), show_default=True)
 @click.option("--extra-groups", type=WholeNumber(0), multiple=True, default=(0, 2), show_default=True)
@@ -108,9 +106,7 @@ def redundancy(
         from heddle_dask.engines.spec import EngineSpec
 
         attempts = (groups + max(extra_groups)) * sweep.attempts
-        spec = EngineSpec(
-            engine, chosen_model(model, engine), slots=slots or -(-attempts // engines), seed=seed
-        )
+        spec = EngineSpec(engine, chosen_model(model, engine), slots=slots or -(-attempts // engines), seed=seed)
         with nullcontext(out) if out else tempfile.TemporaryDirectory(prefix="heddle-bench-") as directory:
             how = LiveGroups(with_small_defaults(spec), engines, tasks, Path(directory), cancel_live, seed)
             collect_seldom()

@@ -21,14 +21,10 @@ if TYPE_CHECKING:
 
 
 @click.command("slurm")
-@click.option(
-    "--cluster", required=True, type=click.Path(path_type=Path), help="Cluster file with SLURM groups."
-)
+@click.option("--cluster", required=True, type=click.Path(path_type=Path), help="Cluster file with SLURM groups.")
 @click.option("--model", default=None, help="Directory with a tokenizer [default: the shipped tiny-agent].")
 @click.option("--repeats", default=3, show_default=True, type=COUNT, help="Starts, and losses of a job.")
-@click.option(
-    "--late-jobs", is_flag=True, help="In place of that: a rollout whose four jobs are submitted over time."
-)
+@click.option("--late-jobs", is_flag=True, help="In place of that: a rollout whose four jobs are submitted over time.")
 @ROWS_OUT
 @shared_options
 def slurm(
@@ -50,9 +46,7 @@ def slurm(
     model = chosen_model(model, "emulated")
     runner = runner_of(out, code_digest())
     if late_jobs:
-        _late_jobs(
-            runner, [SlurmJob(str(cluster), cluster.read_text(), model, n) for n in range(repeats)], as_json
-        )
+        _late_jobs(runner, [SlurmJob(str(cluster), cluster.read_text(), model, n) for n in range(repeats)], as_json)
         return
     starts: list[Start] = []
     losses: list[LostJob] = []
@@ -77,9 +71,7 @@ def slurm(
             f"{row['phase']:10s}  {row['median_s']:8.2f} ({row['least_s']:.2f}-{row['most_s']:.2f})",
             err=as_json,
         )
-    click.echo(
-        "a killed job: steps in flight, sampled again; s until noticed, recovered, replaced", err=as_json
-    )
+    click.echo("a killed job: steps in flight, sampled again; s until noticed, recovered, replaced", err=as_json)
     for loss in losses:
         times = (loss.noticed_s, loss.recovered_s, loss.replaced_s)
         seconds = " ".join(f"{time_s:6.2f}" for time_s in times)
@@ -97,9 +89,7 @@ def _late_jobs(runner: Runner, jobs: Sequence[SlurmJob], as_json: bool) -> None:
             LateJobs,
             partial(in_its_folder, measure_late),
             jobs,
-            lambda job, late: (
-                f"late jobs {job.repeat + 1} of {len(jobs)}: {late.bound_share:.0%} of the bound"
-            ),
+            lambda job, late: f"late jobs {job.repeat + 1} of {len(jobs)}: {late.bound_share:.0%} of the bound",
         )
     )
     click.echo("makespan and bound s, share; when each engine joined s, and its steps", err=as_json)

@@ -15,9 +15,7 @@ from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, shared
 @click.command("soak")
 @click.option("--minutes", type=POSITIVE, default=30.0, show_default=True, help="How long.")
 @click.option("--engines", type=COUNT, default=2, show_default=True, help="Emulated engines.")
-@click.option(
-    "--trajectories-per-minute", type=COUNT, default=334, show_default=True, help="That start in a minute."
-)
+@click.option("--trajectories-per-minute", type=COUNT, default=334, show_default=True, help="That start in a minute.")
 @click.option(
     "--kill-every-s",
     type=NOT_NEGATIVE,

@@ -252,9 +252,7 @@ class Deadline(KvFit):
         there: Sequence[tuple[Trajectory, RemainingDemand]] | None = None,
     ) -> EngineBacklog:
         """The work of the engine now; `there`: its residents, if already known."""
-        items = [
-            backlog_item(demand) for _, demand in (self._residents(view, engine) if there is None else there)
-        ]
+        items = [backlog_item(demand) for _, demand in (self._residents(view, engine) if there is None else there)]
         return self._deadline.look(engine, self._costs.of(engine), self._reservable(engine), view.at, items)
 
     def _reservable(self, engine: Engine) -> float:

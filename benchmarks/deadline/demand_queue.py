@@ -26,9 +26,7 @@ class DemandQueue(WaitQueue):
         self.classes = LengthSums()
         self._demands: dict[TrajectoryId, RemainingDemand] = {}
 
-    def put_demand(
-        self, trajectory: Trajectory, left_tokens: float, path: float, demand: RemainingDemand
-    ) -> None:
+    def put_demand(self, trajectory: Trajectory, left_tokens: float, path: float, demand: RemainingDemand) -> None:
         """Add a trajectory with its demand, or change both."""
         self.put(trajectory, left_tokens, path)
         self._demands[trajectory.trajectory_id] = demand

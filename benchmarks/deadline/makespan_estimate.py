@@ -30,9 +30,7 @@ class BusyEngine:
     left: BacklogLeft
 
 
-def makespan_estimate_s(
-    waiting: Sequence[LengthClass], engines: Sequence[BusyEngine], guess_s: float = 1.0
-) -> float:
+def makespan_estimate_s(waiting: Sequence[LengthClass], engines: Sequence[BusyEngine], guess_s: float = 1.0) -> float:
     """Seconds in which the `waiting` trajectories, longest first, can end beside the backlogs; 0 if none waits.
 
     An engine that needs longer for its backlog takes none of them and is ignored. O(engines log classes) for each of a

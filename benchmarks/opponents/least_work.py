@@ -54,9 +54,7 @@ class LeastWork:
         """Use these costs by TP degree in place of the profile."""
         self._costs = EngineCosts(self.profile, known)
 
-    def choose_engine(
-        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
-    ) -> Engine:
+    def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
         """The home, else the engine of the reservation or the one with room and least work; ties: the first to join."""
         home = home_among(trajectory, candidates)
         if home is not None:

@@ -49,9 +49,7 @@ class PerTrajectory:
     cpus: int = 4
     request: float = 0.0
     pool: str = "cpu"
-    _sandboxes: dict[TrajectoryId, _Sandbox] = field(
-        init=False, compare=False, repr=False, default_factory=dict
-    )
+    _sandboxes: dict[TrajectoryId, _Sandbox] = field(init=False, compare=False, repr=False, default_factory=dict)
     _by_host: dict[HostId, dict[TrajectoryId, _Sandbox]] = field(
         init=False, compare=False, repr=False, default_factory=dict
     )
@@ -123,9 +121,7 @@ class PerTrajectory:
                 del self._sandboxes[name]
                 self._homeless.extend(sandbox.waiting)
 
-    def _reserve(
-        self, view: ClusterView, free: FreeResources, action: Action, need: Resources
-    ) -> _Sandbox | None:
+    def _reserve(self, view: ClusterView, free: FreeResources, action: Action, need: Resources) -> _Sandbox | None:
         """A sandbox on the host with most unreserved CPUs; None: no host has enough."""
         spec, fixed = action.spec, view.host_fixed(action)
         hosts = {

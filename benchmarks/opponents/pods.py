@@ -180,7 +180,5 @@ class SimulatedPods:
             self.nodes[pod.node].remove(running.job)
         began_s = call.begun_s if running.job is not None else running.began_s
         call.run_s, call.cause = self._time.now_s - began_s, cause
-        event = ActionFinished(
-            self._time.now_s, call.action_id, running.host_id, call.run_s, ok=not cause, cause=cause
-        )
+        event = ActionFinished(self._time.now_s, call.action_id, running.host_id, call.run_s, ok=not cause, cause=cause)
         self._ended(event, call)

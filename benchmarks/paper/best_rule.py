@@ -66,9 +66,7 @@ class BestRules:
     ) -> None:
         both = sorted({*search_seeds} & {*seeds})
         if both:
-            raise BadInput(
-                f"seed {both[0]} is both searched and reported: choose other --search-seed or --seed"
-            )
+            raise BadInput(f"seed {both[0]} is both searched and reported: choose other --search-seed or --seed")
         self._conditions, self._cells, self._arms, self._runner = conditions, cells, arms, runner
         self._search_seeds, self._seeds = tuple(search_seeds), tuple(seeds)
         self._routers = routers
@@ -84,9 +82,7 @@ class BestRules:
 
             rules = RuleSearch(self._routers, degrees, count, self._search_seeds).best(seconds)
             rows = [self._rows(cell, rule.arm, rule.tp_degree) for rule in rules]
-            ours = {
-                arm.name: self._rows(cell, arm.name, self._best_degree(cell, arm.name)) for arm in self._arms
-            }
+            ours = {arm.name: self._rows(cell, arm.name, self._best_degree(cell, arm.name)) for arm in self._arms}
             yield BestRule(cell, tuple(rules), tuple(rows), ours)
 
     def _degrees_of(self, model: str, wanted: Sequence[int]) -> tuple[int, ...]:
@@ -160,8 +156,7 @@ def as_json_object(found: Sequence[BestRule], rows: RowFile) -> dict[str, object
             "workload": each.cell.workload,
             "rules": [{"arm": rule.arm, "tp_degree": rule.tp_degree} for rule in each.rules],
             "gains": {
-                name: [round(gain, 4) for gain in ratios(each.rows[0], rows)]
-                for name, rows in each.ours.items()
+                name: [round(gain, 4) for gain in ratios(each.rows[0], rows)] for name, rows in each.ours.items()
             },
         }
         for each in found

@@ -20,9 +20,7 @@ from heddle_dask.strategies.tp_degrees.forecast import PerToken, Quantiles
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 
-def fleets_that_fit(
-    shape: ModelShape, cluster: Cluster, max_context_tokens: int
-) -> dict[int, SimulatedFleet]:
+def fleets_that_fit(shape: ModelShape, cluster: Cluster, max_context_tokens: int) -> dict[int, SimulatedFleet]:
     """The fleets of one TP degree at which the model runs with this context, by TP degree from the smallest.
 
     Raises

@@ -94,9 +94,7 @@ class RuleSearch:
         Of each run: no limit is larger.
     """
 
-    def __init__(
-        self, routers: Sequence[str], degrees: Sequence[int], trajectories: int, seeds: Sequence[int]
-    ) -> None:
+    def __init__(self, routers: Sequence[str], degrees: Sequence[int], trajectories: int, seeds: Sequence[int]) -> None:
         self._routers, self._degrees = tuple(routers), tuple(degrees)
         self._trajectories = trajectories
         self._seeds = tuple(seeds)

@@ -274,9 +274,7 @@ def paper_run(
     return SweepRun(key, partial(_simulated, conditions, cell, seed, arm, degrees))
 
 
-def _simulated(
-    conditions: PaperConditions, cell: PaperCell, seed: int, arm: PaperArm, degrees: tuple[int, ...]
-) -> Row:
+def _simulated(conditions: PaperConditions, cell: PaperCell, seed: int, arm: PaperArm, degrees: tuple[int, ...]) -> Row:
     return stored_figures(_drawn(conditions, cell, seed).simulated(arm, degrees))
 
 
@@ -327,9 +325,7 @@ class PaperSweep:
     ) -> None:
         self._conditions, self._cells, self._seeds, self._runner = conditions, cells, seeds, runner
         self._planned = [arm for arm in arms if arm.predictor]
-        self._uniform = [
-            arm for arm in arms if arm.role == "baselines" or (arm.role == "ours" and not only_chosen)
-        ]
+        self._uniform = [arm for arm in arms if arm.role == "baselines" or (arm.role == "ours" and not only_chosen)]
         self._degrees = {cell.model: self._degrees_of(cell.model) for cell in cells}
         wanted = {cell.model: conditions.key(cell, 0) for cell in cells}
         for row in runner.rows.rows("run"):
@@ -398,7 +394,5 @@ def stored_figures(rollout: SimulatedRollout) -> dict[str, Any]:
     for name in ("strategy", "seed", "trajectories", "bounds_s"):
         del figures[name]
     moves: Any = figures["moves"]
-    figures["moves"] = {
-        kind: {name: of[name] for name in ("started", "failed")} for kind, of in moves.items()
-    }
+    figures["moves"] = {kind: {name: of[name] for name in ("started", "failed")} for kind, of in moves.items()}
     return figures

@@ -120,9 +120,7 @@ def _at_best_degree(results: PaperResults) -> Iterator[str]:
     for arm in OURS:
         cells = [cell for cell in results.cells if results.chosen(cell, arm)]
         for cell in cells:
-            each = [
-                f"{spread(found(arm, name, cell))} at {results.best_degree(cell, name)}" for name in BASELINES
-            ]
+            each = [f"{spread(found(arm, name, cell))} at {results.best_degree(cell, name)}" for name in BASELINES]
             best = results.best_baseline(cell)
             share = f"{median_of(results.at_best(cell, best), 'bound_share'):.0%}" if best else "-"
             lines.append([arm, cell.name, *each, best or "-", share, spread(over_best(arm, cell))])
@@ -166,9 +164,7 @@ def _forms(results: PaperResults) -> Iterator[str]:
             lines.append([arm, "median cell", "", middles[0], "", "", middles[1], ""])
     heads = ["form", "cell", "chosen engines", "over the best baseline", "of bound"]
     heads += ["best uniform", "over the best baseline", "of bound"]
-    yield from titled_table(
-        "Forms of heddle, over the best baseline at its best uniform degree", heads, lines
-    )
+    yield from titled_table("Forms of heddle, over the best baseline at its best uniform degree", heads, lines)
 
 
 def _ablations(results: PaperResults) -> Iterator[str]:
@@ -270,9 +266,7 @@ def _figures_of(name: str, rows: Sequence[Row]) -> list[str]:
     prompt = [row["prefilled_tokens"] + row["cached_tokens"] for row in rows]
     cached = [row["cached_tokens"] / max(1, whole) for row, whole in zip(rows, prompt, strict=True)]
     moves = [sum(kind["started"] for kind in row["moves"].values()) for row in rows]
-    queued = " / ".join(
-        f"{median_of(rows, f'queue_{figure}_s'):,.1f}" for figure in ("mean", "p99", "longest")
-    )
+    queued = " / ".join(f"{median_of(rows, f'queue_{figure}_s'):,.1f}" for figure in ("mean", "p99", "longest"))
     return [
         name,
         _engines(rows),
@@ -295,9 +289,7 @@ def as_json_object(results: PaperResults) -> dict[str, object]:
     cells = []
     for cell in results.cells:
         ours, best = results.chosen(cell, "heddle"), results.best_baseline(cell)
-        paper = {
-            name: ratios(results.at_degree(cell, name, PAPER_DEGREES[cell.model]), ours) for name in BASELINES
-        }
+        paper = {name: ratios(results.at_degree(cell, name, PAPER_DEGREES[cell.model]), ours) for name in BASELINES}
         own = {name: ratios(results.at_best(cell, name), ours) for name in BASELINES}
         cells.append(
             {

@@ -58,9 +58,7 @@ async def measure_environment(env: str, how: LiveGroups, sweep: RedundancySweep)
     largest = sweep.largest()
     size = largest.groups_per_batch + largest.extra_groups
     if how.tasks < size:
-        raise BadInput(
-            f"{how.tasks} tasks are fewer than one batch with its extra groups: use at least {size}"
-        )
+        raise BadInput(f"{how.tasks} tasks are fewer than one batch with its extra groups: use at least {size}")
     in_full = GroupPlan(sweep.attempts, groups_per_batch=how.tasks, max_running=size * sweep.attempts)
     stored = how.out / f"{env.replace(':', '-')}.zarr"
     async with running_engines(how.engines, how.spec) as client:

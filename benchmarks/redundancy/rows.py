@@ -50,9 +50,7 @@ class RedundancySweep:
 
     def largest(self) -> GroupPlan:
         """The most redundancy of these, with cancellation."""
-        return GroupPlan(
-            self.members, max(self.extra_members), self.groups_per_batch, max(self.extra_groups), "cancel"
-        )
+        return GroupPlan(self.members, max(self.extra_members), self.groups_per_batch, max(self.extra_groups), "cancel")
 
 
 @dataclass(frozen=True, slots=True)

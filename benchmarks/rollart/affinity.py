@@ -125,9 +125,7 @@ def _told(job: PoolJob, figures: PoolFigures) -> str:
     return f"{job.h800} H800 and {job.h20} H20, {' '.join(job.overrides)}, seed {job.seed}: {figures.makespan_s:,.1f} s"
 
 
-def mixed_pools(
-    study: Study, *, scale: int = 4, batches: int = 6, model: str = "qwen3-8b"
-) -> list[RollartRow]:
+def mixed_pools(study: Study, *, scale: int = 4, batches: int = 6, model: str = "qwen3-8b") -> list[RollartRow]:
     """H800 and H20 at equal cost, without and with affinity (7.3, Figure 11a).
 
     Everything is divided by `scale`: GPUs and the batch of 512 trajectories. Each arm is played with prefix caches that
@@ -179,9 +177,7 @@ def equal_cost_duel(
     for task, paper in (("frozenlake", "up to 1.89"), ("math", "0.49 to 0.79")):
         for prefixes in (True, False):
             for batch in batches:
-                h800 = PoolJob(
-                    2, 0, (task,), batch // MEMBERS, 0, batch=batch, prefixes=prefixes, model=model
-                )
+                h800 = PoolJob(2, 0, (task,), batch // MEMBERS, 0, batch=batch, prefixes=prefixes, model=model)
                 found = pool_figures(study, {"h800": h800, "h20": replace(h800, h800=0, h20=6)})
                 ratios = [
                     theirs.makespan_s / mine.makespan_s

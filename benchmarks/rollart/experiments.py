@@ -153,9 +153,7 @@ def failing(bench: TrainingBench) -> list[RollartRow]:
         "hanging resets": bad,
         "hanging resets, fresh environment after 90 s": limited,
         "hanging resets, 10 members": with_rules(bad, more_members=2),
-        "hanging resets, 10 % of the resets fail": replace(
-            bad, mix=replace(bad.mix, reset_failure_share=0.1)
-        ),
+        "hanging resets, 10 % of the resets fail": replace(bad, mix=replace(bad.mix, reset_failure_share=0.1)),
     }
     background = replace(bad, transfer="store", trainer_gpus=TRAINER_GPUS)
     arms["hanging resets, asynchronous, alpha 2"] = with_rules(background, mode="async", alpha=2)

@@ -142,9 +142,7 @@ def _reward_stage_s(job: TrainingJob, mix: TaskMix) -> float:
     if not job.reward_places:
         return 0.0
     groups = [mix.group(task, 0) for task in range(job.rules.groups)]
-    rewards = sorted(
-        (mix.reward_s(plan.domain, plan.trajectory_id) for each in groups for plan in each), reverse=True
-    )
+    rewards = sorted((mix.reward_s(plan.domain, plan.trajectory_id) for each in groups for plan in each), reverse=True)
     places = [0.0] * job.reward_places
     for seconds in rewards:
         places[places.index(min(places))] += seconds

@@ -186,9 +186,7 @@ class TaskMix:
                 for step in steps
             )
         rewards = (self.reward(plan.domain, name),) if self.async_rewards else ()
-        return replace(
-            plan, trajectory_id=name, group_id=group_id, sample_index=index, steps=steps, rewards=rewards
-        )
+        return replace(plan, trajectory_id=name, group_id=group_id, sample_index=index, steps=steps, rewards=rewards)
 
     def reward(self, domain: str, trajectory_id: str) -> PlannedAction:
         """The reward call of a trajectory on an elastic backend, which never makes it wait."""

@@ -14,9 +14,7 @@ HERE = Path(__file__).parent
 EXACT = "heddle:predictor=oracle"
 
 
-def rollouts(
-    workload: str, strategies: Sequence[str], *, tp: int, slots: int, count: int
-) -> list[SimulatedRollout]:
+def rollouts(workload: str, strategies: Sequence[str], *, tp: int, slots: int, count: int) -> list[SimulatedRollout]:
     """One rollout of each strategy, seed 0, on 8 H100 with Qwen3-14B."""
     cluster = with_choices(cluster_of("hopper8"), tp=tp, slots=slots, tables=())
     fleet = cluster.fleet("qwen3-14b", max_context_tokens=40_960)
@@ -48,10 +46,7 @@ def main() -> None:
     """Draw them all."""
     order = rollouts(
         "coding",
-        [
-            f"{EXACT}:admission=unlimited{rest}"
-            for rest in ("", ":scheduling=fcfs", ":scheduling=group-first")
-        ],
+        [f"{EXACT}:admission=unlimited{rest}" for rest in ("", ":scheduling=fcfs", ":scheduling=group-first")],
         tp=2,
         slots=16,
         count=400,

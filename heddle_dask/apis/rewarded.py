@@ -54,9 +54,7 @@ class FunctionReward:
     async def of(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:
         """See `GivenReward`."""
         label = getattr(self.function, "__name__", "reward")
-        value = await ctx.call(
-            self.function, task, transcript, needs=self.needs, label=label, timeout_s=self.timeout_s
-        )
+        value = await ctx.call(self.function, task, transcript, needs=self.needs, label=label, timeout_s=self.timeout_s)
         return Reward.of(value)
 
 

@@ -46,16 +46,12 @@ class Rendering:
 Span = tuple[int, int]
 
 
-def content_spans(
-    render: Callable[[Sequence[Message]], str], messages: Sequence[Message]
-) -> list[Span] | None:
+def content_spans(render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> list[Span] | None:
     """Where the content of each message is in the rendered text: first character, and the one behind the last.
 
     None if the template changes a content (other than trimming it) or does not show it exactly once.
     """
-    markers = [
-        f"Zq7 part {number} Zq7" if message["content"] else "" for number, message in enumerate(messages)
-    ]
+    markers = [f"Zq7 part {number} Zq7" if message["content"] else "" for number, message in enumerate(messages)]
     marked = [{**message, "content": marker} for message, marker in zip(messages, markers, strict=True)]
     pieces = _split(render(marked), [marker for marker in markers if marker])
     if pieces is None:
@@ -198,9 +194,7 @@ class ChatTemplate:
         if text not in self._made:
             if len(self._made) >= _KEPT_TEMPLATES:
                 self._made.clear()
-            self._made[text] = ChatTemplate(
-                self._tokenizer, self._model_dir, self._more_end_ids, json.loads(text)
-            )
+            self._made[text] = ChatTemplate(self._tokenizer, self._model_dir, self._more_end_ids, json.loads(text))
         return self._made[text]
 
     def render(self, messages: Sequence[Message]) -> list[int]:
@@ -250,9 +244,7 @@ class ChatTemplate:
             for reply in (_REPLY, _THINKING_REPLY):
                 self._check_one(role, reply)
 
-    def _rendering(
-        self, render: Callable[[Sequence[Message]], str], messages: Sequence[Message]
-    ) -> Rendering:
+    def _rendering(self, render: Callable[[Sequence[Message]], str], messages: Sequence[Message]) -> Rendering:
         text = render(messages)
         if not self._tokenizer.is_fast:
             return Rendering(self._encode(text), None)

@@ -50,9 +50,7 @@ def vllm_engine_options(function: F) -> F:
             default=None,
             help="Share of a GPU's memory for vLLM [default: vLLM's own].",
         ),
-        click.option(
-            "--quantization", default=None, help="vLLM's name of a method [default: the model's own]."
-        ),
+        click.option("--quantization", default=None, help="vLLM's name of a method [default: the model's own]."),
         click.option(
             "--logprobs",
             type=click.Choice(get_args(Logprobs)),

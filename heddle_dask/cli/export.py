@@ -16,9 +16,7 @@ _FORMS = ("parquet", "npz", "prime-rl", "verl")
 @click.command("export")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option(
-    "--as", "form", type=click.Choice(_FORMS), default="parquet", show_default=True, help="The form."
-)
+@click.option("--as", "form", type=click.Choice(_FORMS), default="parquet", show_default=True, help="The form.")
 @click.option(
     "--groups-per-step",
     type=int,
@@ -34,9 +32,7 @@ _FORMS = ("parquet", "npz", "prime-rl", "verl")
     help="mean, mean-std or package.module:function.",
 )
 @click.option("--ranks", type=int, default=1, show_default=True, help="Data-parallel ranks of prime-rl.")
-@click.option(
-    "--pad-token-id", type=int, default=0, show_default=True, help="Fills short sequences for verl."
-)
+@click.option("--pad-token-id", type=int, default=0, show_default=True, help="Fills short sequences for verl.")
 @shared_options
 def export(
     run: Path,
@@ -63,18 +59,12 @@ def export(
         options = ExportOptions(form, advantage_function(advantages), ranks, pad_token_id)
         if is_ours(run):
             in_one = 2**31 - 1
-            counts = asdict(
-                export_run(run, out, options, in_one if groups_per_step is None else groups_per_step)
-            )
+            counts = asdict(export_run(run, out, options, in_one if groups_per_step is None else groups_per_step))
         elif groups_per_step is not None:
-            raise BadInput(
-                "--groups-per-step is for a stored run: the batches of a training are exported as they are"
-            )
+            raise BadInput("--groups-per-step is for a stored run: the batches of a training are exported as they are")
         else:
             counts = asdict(export_batches(run, out, options))
     if as_json:
         print_json({"out": str(out), "form": form, **counts})
     else:
-        click.echo(
-            f"{out}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items())
-        )
+        click.echo(f"{out}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()))

@@ -59,15 +59,11 @@ def engine_tp_degree(plan: ClusterPlan) -> int:
     by_degree = {group.tp_degree: group.name for group in plan.groups.values() if group.role == "rollout"}
     if len(by_degree) > 1:
         told = ", ".join(f"{name} has {degree}" for degree, name in by_degree.items())
-        raise BadInput(
-            f"engines of a rollout have one TP degree ({told}): use the same tp-degree in all groups"
-        )
+        raise BadInput(f"engines of a rollout have one TP degree ({told}): use the same tp-degree in all groups")
     return next(iter(by_degree), 1)
 
 
-def engines_of_groups(
-    engines: Engines, plan: ClusterPlan, model: str, tokens: int | None, seed: int
-) -> Engines:
+def engines_of_groups(engines: Engines, plan: ClusterPlan, model: str, tokens: int | None, seed: int) -> Engines:
     """The engines of the command line at the TP degree of the groups."""
     degree = engine_tp_degree(plan)
     if degree == 1:
@@ -79,9 +75,7 @@ def engines_of_groups(
 
 
 @contextlib.asynccontextmanager
-async def groups_client(
-    plan: ClusterPlan, logs: Path, on_event: Callable[[str], None]
-) -> AsyncIterator[Client]:
+async def groups_client(plan: ClusterPlan, logs: Path, on_event: Callable[[str], None]) -> AsyncIterator[Client]:
     """A client of a new cluster of groups; `on_event` takes a line for what becomes of each job."""
     cluster = SlurmCluster(plan, logs=logs, on_event=on_event, asynchronous=True)
     async with cluster_client(cluster, logs) as client:

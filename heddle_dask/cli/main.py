@@ -44,9 +44,7 @@ def heddle(ctx: click.Context) -> None:
 def bench(words: tuple[str, ...]) -> NoReturn:
     """Say where the measurements are."""
     name = words[0] if words and not words[0].startswith("-") else "NAME"
-    raise BadInput(
-        f"measurements are in a checkout, not in the package: `python -m benchmarks {name} …` there"
-    )
+    raise BadInput(f"measurements are in a checkout, not in the package: `python -m benchmarks {name} …` there")
 
 
 heddle.add_command(rollout)

@@ -40,9 +40,7 @@ def simulated(function: F) -> F:
             ),
             SEEDS,
             SAMPLES,
-            click.option(
-                "--slots", type=COUNT, default=None, help="Of each engine [default: 100 for each GPU]."
-            ),
+            click.option("--slots", type=COUNT, default=None, help="Of each engine [default: 100 for each GPU]."),
             MAX_CONTEXT_TOKENS,
             click.option(
                 "--token-scale",

@@ -79,9 +79,7 @@ def profile(
 
     if engine == "operators":
         if engines > 1 or kv_transfer or dtype != "auto":
-            raise BadInput(
-                "--engine operators starts no engine: leave out --engines, --kv-transfer and --dtype"
-            )
+            raise BadInput("--engine operators starts no engine: leave out --engines, --kv-transfer and --dtype")
         sizes = {"slots": slots, "max_context_tokens": max_context_tokens, "repeats": repeats}
         chosen, measured = _operators(model, tp_degree, torch_device, device, sizes, seed)
     else:

@@ -95,14 +95,10 @@ class StoredRun:
 
     def ended(self) -> Iterator[Ended]:
         """How each trajectory ended, in the order of `ids`, without its tokens."""
-        columns = [
-            self._reader.column(f"trajectories/{name}").tolist() for name in ("status", "cause", "detail")
-        ]
+        columns = [self._reader.column(f"trajectories/{name}").tolist() for name in ("status", "cause", "detail")]
         for name, *ending in zip(self._rows, *columns, strict=True):
             yield Ended(name, *map(str, ending))
-        for name, record in zip(
-            self._journalled, map(trajectory_from_body, self._journalled.values()), strict=True
-        ):
+        for name, record in zip(self._journalled, map(trajectory_from_body, self._journalled.values()), strict=True):
             yield Ended(name, record.status, record.cause, record.detail)
 
     def __iter__(self) -> Iterator[TrajectoryRecord]:
@@ -151,9 +147,7 @@ def _check_present(out: Path, mode: WriteMode) -> None:
     elif mode == "create":
         for path in (out, journal_path(out)):
             if path.exists() or path.is_symlink():
-                raise BadInput(
-                    f"{path} exists: choose another --out, or use --append, --resume or --overwrite"
-                )
+                raise BadInput(f"{path} exists: choose another --out, or use --append, --resume or --overwrite")
     elif out.exists() and not is_ours(out) and not (out.is_dir() and not any(out.iterdir())):
         raise BadInput(f"{out} is no run of heddle: it is not overwritten")
 

@@ -107,12 +107,9 @@ async def _run_on_cluster(
 
     async with remote_client(address, CONNECT_TIMEOUT_S) as client:
         resources = await _resources(client, len(arguments), address, say)
-        futures = [
-            client.submit(function, argument, pure=False, resources=resources) for argument in arguments
-        ]
+        futures = [client.submit(function, argument, pure=False, resources=resources) for argument in arguments]
         waits = [
-            asyncio.ensure_future(_result(number, future, address, ended))
-            for number, future in enumerate(futures)
+            asyncio.ensure_future(_result(number, future, address, ended)) for number, future in enumerate(futures)
         ]
         try:
             return list(await asyncio.gather(*waits))
@@ -133,9 +130,7 @@ async def _result(number: int, future: Any, address: str, ended: Callable[[int, 
             f"a simulation killed Dask workers at {address}: give them more memory, or simulate fewer trajectories"
         ) from None
     except FutureCancelledError as error:
-        raise BadInput(
-            f"the Dask scheduler at {address} dropped the sweep ({error.reason}): start it again"
-        ) from None
+        raise BadInput(f"the Dask scheduler at {address} dropped the sweep ({error.reason}): start it again") from None
     ended(number, result)
     return result
 

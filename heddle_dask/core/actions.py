@@ -46,9 +46,7 @@ class Actions:
         shut.
     """
 
-    def __init__(
-        self, state: State, view: ClusterView, allocation: ActionAllocation, retries: RetryPolicy
-    ) -> None:
+    def __init__(self, state: State, view: ClusterView, allocation: ActionAllocation, retries: RetryPolicy) -> None:
         self.state = state
         self.view = view
         self.allocation = allocation

@@ -143,9 +143,7 @@ class BoundedStaleness:
     def started(self, trajectory: Trajectory, engine: Engine) -> list[Command]:
         """A step has started: with the first one the trajectory begins to age."""
         trajectory.policy_version = engine.version.number
-        if trajectory.generated_tokens == 0 and (
-            trajectory.parent is None or trajectory.first_version is None
-        ):
+        if trajectory.generated_tokens == 0 and (trajectory.parent is None or trajectory.first_version is None):
             trajectory.first_version = engine.version
         return self.check([trajectory])
 
@@ -199,9 +197,7 @@ class Admissions:
             return []
         proposals = run.strategies.admission.admit(run.view)
         # A strategy may still keep one in its queue that was cancelled meanwhile.
-        commands: list[Command] = [
-            self._start(each, at) for each in proposals if not each.trajectory.cancelled
-        ]
+        commands: list[Command] = [self._start(each, at) for each in proposals if not each.trajectory.cancelled]
         record.freed.clear()
         return commands
 

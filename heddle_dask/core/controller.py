@@ -294,15 +294,10 @@ class Controller:
         cancelled = self.staleness.check([trajectory])
         return [
             *cancelled,
-            *(
-                self.engines.give_up_if_hopeless(trajectory, event.at)
-                or self.placements.place(trajectory, event.at)
-            ),
+            *(self.engines.give_up_if_hopeless(trajectory, event.at) or self.placements.place(trajectory, event.at)),
         ]
 
-    def _current(
-        self, event: ev.StepStarted | ev.StepFinished | ev.StepFailed
-    ) -> tuple[Trajectory, Engine] | None:
+    def _current(self, event: ev.StepStarted | ev.StepFinished | ev.StepFailed) -> tuple[Trajectory, Engine] | None:
         """The trajectory and the engine of a step's event; None when its attempt or its engine is superseded."""
         trajectory = self.state.trajectories.get(event.step_id.trajectory_id)
         if trajectory is None or trajectory.counted_on != event.engine_id:

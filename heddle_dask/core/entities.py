@@ -215,11 +215,7 @@ class Trajectory:
         False if the step was stopped before it began, if the prompt is no continuation (it is shorter), or if a change
         of weights has invalidated the KV cache.
         """
-        if (
-            not answer.new_tokens
-            or answer.engine_id != self.kept_on
-            or self.context_tokens < self.kept_tokens
-        ):
+        if not answer.new_tokens or answer.engine_id != self.kept_on or self.context_tokens < self.kept_tokens:
             return False
         if self.kv_version is None or answer.policy_version != self.kv_version.number:
             return False

@@ -83,9 +83,7 @@ class GpuBuddies:
 
     def take(self, chunk: GpuChunk) -> None:
         if not self.is_free(chunk):
-            raise ValueError(
-                f"{chunk} is not free on a host of {self.gpus} GPUs with {sorted(self.used)} in use"
-            )
+            raise ValueError(f"{chunk} is not free on a host of {self.gpus} GPUs with {sorted(self.used)} in use")
         self.used.add(chunk)
 
     def give_back(self, chunk: GpuChunk) -> None:
@@ -122,7 +120,5 @@ class GpuBuddies:
         size = chunk_size(gpus)
         found: list[tuple[int, GpuChunk]] = []
         for free in self.free():
-            found += [
-                (free.gpus, GpuChunk(first, size)) for first in range(free.first, free.end - size + 1, size)
-            ]
+            found += [(free.gpus, GpuChunk(first, size)) for first in range(free.first, free.end - size + 1, size)]
         return found

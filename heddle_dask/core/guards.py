@@ -28,9 +28,7 @@ def can_dispatch(trajectory: Trajectory) -> bool:
     return trajectory.kv is not KvState.MOVING
 
 
-def check_choice(
-    trajectory: Trajectory, step: StepRequest, choice: Engine, candidates: Sequence[Engine]
-) -> None:
+def check_choice(trajectory: Trajectory, step: StepRequest, choice: Engine, candidates: Sequence[Engine]) -> None:
     """Refuse an engine that is not among the candidates."""
     if engine_among(candidates, choice.engine_id) is not choice:
         offered = ", ".join(engine.engine_id for engine in candidates)
@@ -111,9 +109,7 @@ def can_stop(trajectory: Trajectory, max_preemptions: int) -> bool:
     return generating and not trajectory.stopping and trajectory.preemptions < max_preemptions
 
 
-def check_victim(
-    waiting: Trajectory, victim: Trajectory, running: Sequence[Trajectory], max_preemptions: int
-) -> None:
+def check_victim(waiting: Trajectory, victim: Trajectory, running: Sequence[Trajectory], max_preemptions: int) -> None:
     """Refuse to preempt a step that is not among the candidates, or that may not be preempted."""
     if victim not in running:  # trajectories compare by identity
         offered = ", ".join(candidate.trajectory_id for candidate in running)
@@ -147,9 +143,7 @@ def check_grant(state: State, grant: Grant) -> None:
     for name, calls in calls_of(grant.resources):
         free = state.apis.free(name, state.at)
         if free is not None and free < calls:
-            raise GuardViolation(
-                f"api {name} has {free} calls free, not {calls} for action {grant.action_id}"
-            )
+            raise GuardViolation(f"api {name} has {free} calls free, not {calls} for action {grant.action_id}")
 
 
 def check_tp_degrees(request: DegreeRequest, plan: TpDegreePlan) -> None:

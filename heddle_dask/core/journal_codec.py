@@ -131,9 +131,7 @@ def _frozen(value: Any) -> Any:
 
 
 def _foreign(row: Sequence[Any]) -> BadInput:
-    return BadInput(
-        f"journal entry {list(row[:1])} is not of this version; replay it with the version that wrote it"
-    )
+    return BadInput(f"journal entry {list(row[:1])} is not of this version; replay it with the version that wrote it")
 
 
 _MISSING = "JournalLinesMissing"

@@ -217,9 +217,7 @@ class Migrations:
         assert trajectory.home is not None, trajectory.trajectory_id
         self._drop(trajectory.trajectory_id)
         source = self.state.engines[trajectory.home]
-        fitting = [
-            e for e in self.state.ready_engines if trajectory.context_tokens < e.spec.max_context_tokens
-        ]
+        fitting = [e for e in self.state.ready_engines if trajectory.context_tokens < e.spec.max_context_tokens]
         if fitting:
             target = min(fitting, key=lambda engine: (self._load(engine), engine.number))
             kind = "transfer" if can_transfer(source, target) else "recompute"

@@ -112,9 +112,7 @@ def amounts_of(name: str, given: Any) -> Amounts:
     BadInput
         No whole number, range or set of whole numbers from 0 to 2**63 - 1: larger ones do not fit into a message.
     """
-    wanted = (
-        f"needs: {name} is {given!r}: use a number, (least, most) or a set of numbers, from 0 to 2**63 - 1"
-    )
+    wanted = f"needs: {name} is {given!r}: use a number, (least, most) or a set of numbers, from 0 to 2**63 - 1"
     if isinstance(given, Set):
         if not given or not all(_is_amount(each) for each in given):
             raise BadInput(wanted)

@@ -38,9 +38,7 @@ def rows_html(head: Sequence[str], rows: Iterable[Sequence[object]], total: int 
     shown = [row for row, _ in zip(rows, range(MOST_ROWS), strict=False)]
     heads = "".join(f'<th style="{_CELL};opacity:.7">{escape(name)}</th>' for name in head)
     lines = "".join(
-        '<tr style="background:none">'
-        + "".join(f'<td style="{_CELL}">{_text(cell)}</td>' for cell in row)
-        + "</tr>"
+        '<tr style="background:none">' + "".join(f'<td style="{_CELL}">{_text(cell)}</td>' for cell in row) + "</tr>"
         for row in shown
     )
     left = f"<p>… {total - len(shown):,} more</p>" if total is not None and total > len(shown) else ""

@@ -185,9 +185,7 @@ class Placements:
             candidates = [engine for engine in ready if guards.can_take(engine, step)]
         if not candidates:
             longest = max(engine.spec.max_context_tokens for engine in ready)
-            return self.give_up(
-                trajectory, at, f"context of {step.context_tokens} tokens, engines take {longest}"
-            )
+            return self.give_up(trajectory, at, f"context of {step.context_tokens} tokens, engines take {longest}")
         candidates = self.new_enough(trajectory, candidates)
         if not candidates:
             return []
@@ -316,9 +314,7 @@ class Placements:
             return []  # a slot is about to be free, and no other step waits for it
         most = run.retries.max_preemptions
         running = [
-            other
-            for other in engine.running.values()
-            if other.preemptions < most and other.spec.run_id == run.run_id
+            other for other in engine.running.values() if other.preemptions < most and other.spec.run_id == run.run_id
         ]
         victim = preemption.victim(trajectory, running) if running else None
         if victim is None:

@@ -369,11 +369,7 @@ class ApiPool:
             api = self.apis[name]
             if not api.is_shut(at):
                 continue
-            why = (
-                "its circuit breaker is open"
-                if api.breaker is BreakerState.OPEN
-                else "it asks to be left alone"
-            )
+            why = "its circuit breaker is open" if api.breaker is BreakerState.OPEN else "it asks to be left alone"
             for action_id, wait in api.waiting.items():
                 if wait.since_s + patience_s > at:
                     break

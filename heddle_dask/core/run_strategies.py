@@ -123,15 +123,11 @@ class StrategyTable:
         """Add a run; its strategies are built unless they are given."""
         if strategies is None:
             if self._build is None:
-                raise ValueError(
-                    f"run {description.run_id} cannot join: this controller builds no strategies"
-                )
+                raise ValueError(f"run {description.run_id} cannot join: this controller builds no strategies")
             strategies = self._build(description)
         self._state.add_run(description)
         view = RunView(self._state, self._state.runs[description.run_id])
-        self._by_run[description.run_id] = RunStrategies(
-            description.run_id, strategies, description.retries, view
-        )
+        self._by_run[description.run_id] = RunStrategies(description.run_id, strategies, description.retries, view)
 
     def remove(self, run_id: RunId) -> None:
         """Forget a run that has ended."""

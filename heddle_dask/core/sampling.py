@@ -84,9 +84,7 @@ def checked_stop(where: str, stop: object) -> tuple[str, ...]:
         return ()
     texts = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list | tuple) else (None,)
     if len(texts) > _MOST_STOPS or not all(isinstance(text, str) and text for text in texts):
-        raise BadInput(
-            f"{where}: stop is {stop!r}: use a text or a list of at most {_MOST_STOPS}, none of them empty"
-        )
+        raise BadInput(f"{where}: stop is {stop!r}: use a text or a list of at most {_MOST_STOPS}, none of them empty")
     return tuple(str(text) for text in texts)
 
 

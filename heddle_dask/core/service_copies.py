@@ -259,9 +259,7 @@ def rank_chunk(gpus: HostGpus, service: str, chunk: GpuChunk, split: int) -> Chu
 
 def ranked_chunks(gpus: HostGpus, service: str, size: int) -> list[tuple[ChunkRank, GpuChunk]]:
     """The free chunks of this size, best first."""
-    ranked = (
-        (rank_chunk(gpus, service, chunk, split), chunk) for split, chunk in gpus.buddies.candidates(size)
-    )
+    ranked = ((rank_chunk(gpus, service, chunk, split), chunk) for split, chunk in gpus.buddies.candidates(size))
     return sorted((rank, chunk) for rank, chunk in ranked if rank is not None)
 
 

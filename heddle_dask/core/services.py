@@ -118,9 +118,7 @@ class ServiceTurns:
                         best = rank, turn
         return None if best is None else best[1]
 
-    def _rank(
-        self, host: Host, action: Action, turn: NextTurn, oldest: Mapping[str, int]
-    ) -> tuple[bool, float] | None:
+    def _rank(self, host: Host, action: Action, turn: NextTurn, oldest: Mapping[str, int]) -> tuple[bool, float] | None:
         taken = self.following.values()
         if any(t.host_id == turn.host_id and t.chunk.overlaps(turn.chunk) for t in taken):
             return None
@@ -166,9 +164,7 @@ class ServicePool:
                     break
                 yield action, copy
 
-    def joinable(
-        self, action: Action, host_id: HostId | None = None, *, idle: bool = True
-    ) -> ServiceCopy | None:
+    def joinable(self, action: Action, host_id: HostId | None = None, *, idle: bool = True) -> ServiceCopy | None:
         """The copy of its service with most free places, of those whose turn goes on.
 
         Parameters
@@ -190,9 +186,7 @@ class ServicePool:
                 if not copy.busy and not (idle and self._goes_on(copy, host)):
                     continue
                 allowed = host_id in (None, copy.host_id) and copy.chunk.gpus in demand[GPUS]
-                open_ = (
-                    copy.state is not CopyState.LOST and not host.draining and not self.turns.is_over(copy)
-                )
+                open_ = copy.state is not CopyState.LOST and not host.draining and not self.turns.is_over(copy)
                 if allowed and open_ and host.fits(beside):
                     best = copy
         return best

@@ -236,9 +236,7 @@ class State:
 
     def take_version(self, version: PolicyVersion) -> None:
         """Record the version of an engine; one of a lineage that was replaced does not count."""
-        older = version.lineage in self.weights.retired or (
-            not version.lineage and self.newest_version.lineage
-        )
+        older = version.lineage in self.weights.retired or (not version.lineage and self.newest_version.lineage)
         if not older and version.is_newer_than(self.newest_version):
             self.newest_version = version
 
@@ -330,9 +328,7 @@ class State:
         engine = self.engines[trajectory.reserved_on]
         del engine.reserved[trajectory.trajectory_id]
         # Reset the rounding error of the float sum when no reservation is left.
-        engine.reserved_tokens = (
-            engine.reserved_tokens - trajectory.reserved_tokens if engine.reserved else 0.0
-        )
+        engine.reserved_tokens = engine.reserved_tokens - trajectory.reserved_tokens if engine.reserved else 0.0
         run = self.run_of(trajectory)
         run.reservations -= 1
         run.kv_tokens -= trajectory.reserved_tokens

@@ -232,8 +232,7 @@ class Machine(Generic[S, E]):
         self.name = name
         otherwise: dict[E, S | Mark] = {event: LATE if event in late else NEVER for event in events}
         self.rows = {
-            state: dict.fromkeys(events, LATE) if state in over else {**otherwise, **rows[state]}
-            for state in states
+            state: dict.fromkeys(events, LATE) if state in over else {**otherwise, **rows[state]} for state in states
         }
 
     def next_state(self, state: S, event: E, history: str = "") -> S | None:
@@ -246,9 +245,7 @@ class Machine(Generic[S, E]):
         """
         cell = self.rows[state][event]
         if cell is NEVER:
-            raise InvalidTransition(
-                f"{self.name}: '{event.value}' cannot happen in state '{state.value}'; {history}"
-            )
+            raise InvalidTransition(f"{self.name}: '{event.value}' cannot happen in state '{state.value}'; {history}")
         return None if isinstance(cell, Mark) else cell
 
 

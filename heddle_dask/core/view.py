@@ -224,9 +224,7 @@ class ClusterView:
 class Placement(Protocol):
     """Chooses the engine of a step."""
 
-    def choose_engine(
-        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
-    ) -> Engine | None:
+    def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine | None:
         """One of `candidates` (ready engines that can hold the step; never empty), or None to wait."""
 
 

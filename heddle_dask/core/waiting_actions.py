@@ -165,9 +165,7 @@ class PoolCapacity:
         if action.spec.action_id not in self.state.unplaced_actions:
             return False
         mine = self.state.trajectories[action.spec.trajectory_id].sandboxes
-        return any(
-            self.state.sandboxes[name].host is not None for name in mine if name != action.spec.sandbox
-        )
+        return any(self.state.sandboxes[name].host is not None for name in mine if name != action.spec.sandbox)
 
     def _can_run_now(self, action: Action) -> bool:
         key = (action.spec.pool, self._need(action))
@@ -175,9 +173,7 @@ class PoolCapacity:
         if found is None:
             pool, need = key
             hosts = self.state.hosts.values()
-            found = any(
-                h.spec.pool == pool and not h.draining and covers(h.spec.resources, need) for h in hosts
-            )
+            found = any(h.spec.pool == pool and not h.draining and covers(h.spec.resources, need) for h in hosts)
             self._runs_now[key] = found
         return found
 

@@ -348,9 +348,7 @@ class ContinuousBatch(Generic[J]):
         job.held = None
 
     def _preempt(self) -> None:
-        self._requeue(
-            max([*self._decoding.values(), *self._prefilling], key=lambda job: (job.priority, job.order))
-        )
+        self._requeue(max([*self._decoding.values(), *self._prefilling], key=lambda job: (job.priority, job.order)))
 
     def _requeue(self, victim: J) -> None:
         self._leave(victim)

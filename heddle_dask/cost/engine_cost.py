@@ -27,9 +27,7 @@ __all__ = [
 
 def profile_names() -> list[str]:
     folder = resources.files("heddle_dask.cost") / "profiles"
-    return sorted(
-        entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json")
-    )
+    return sorted(entry.name.removesuffix(".json") for entry in folder.iterdir() if entry.name.endswith(".json"))
 
 
 def load_profile(name: str, tp_degree: int = 1) -> EngineCost:
@@ -95,9 +93,7 @@ def cost_from_mapping(mapping: Mapping[str, Any], tp_degree: int = 1) -> EngineC
         )
     check_keys("engine cost", mapping, tuple(field.name for field in fields(EngineCost)))
     if "fixed_s" not in mapping:
-        raise BadInput(
-            "engine cost lacks fixed_s: give it, or profile, seconds_per_token, table, or model and gpu"
-        )
+        raise BadInput("engine cost lacks fixed_s: give it, or profile, seconds_per_token, table, or model and gpu")
     return EngineCost(**mapping)
 
 

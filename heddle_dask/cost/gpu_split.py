@@ -72,9 +72,7 @@ def split_of(
     trainer_s, rollout_s = trainer(trainer_gpus), rollout(rollout_gpus)
     busy_s = trainer_s + rollout_s if overlap == "sync" else max(trainer_s, rollout_s)
     step_s = busy_s + update_s
-    return GpuSplit(
-        trainer_gpus, rollout_gpus, trainer_s, rollout_s, step_s, step_s - trainer_s, step_s - rollout_s
-    )
+    return GpuSplit(trainer_gpus, rollout_gpus, trainer_s, rollout_s, step_s, step_s - trainer_s, step_s - rollout_s)
 
 
 def best_split(
@@ -102,9 +100,7 @@ def best_split(
         if trainer_gpus >= 1 and rollout_gpus >= rollout_unit:
             tried.append(split_of(trainer_gpus, rollout_gpus, trainer, rollout, overlap, update_s))
     if not tried:
-        raise BadInput(
-            f"{gpus} GPUs leave none for the rollout beside the trainer: use more GPUs or fewer for it"
-        )
+        raise BadInput(f"{gpus} GPUs leave none for the rollout beside the trainer: use more GPUs or fewer for it")
     return min(tried, key=lambda split: (split.step_s, split.trainer_gpus)), tuple(tried)
 
 
@@ -115,9 +111,7 @@ def seconds_between(known: Mapping[int, float]) -> SecondsOf:
     proportional. One point alone is taken to scale proportionally.
     """
     if not known or not all(count >= 1 and is_finite(s) and s > 0 for count, s in known.items()):
-        raise BadInput(
-            f"seconds by GPUs are {dict(known)!r}: give at least one number above 0, such as 8=120"
-        )
+        raise BadInput(f"seconds by GPUs are {dict(known)!r}: give at least one number above 0, such as 8=120")
     points = sorted(known.items())
     counts = [count for count, _ in points]
 

@@ -212,9 +212,7 @@ def fitting_degrees(
 ) -> tuple[int, ...]:
     """Those of `degrees` at which an engine can run the model with room for `least_tokens` of KV."""
     fitting = tuple(
-        degree
-        for degree in allowed_degrees(model, degrees)
-        if _kv_room_tokens(model, gpu, degree) >= least_tokens
+        degree for degree in allowed_degrees(model, degrees) if _kv_room_tokens(model, gpu, degree) >= least_tokens
     )
     if not fitting:
         raise BadInput(

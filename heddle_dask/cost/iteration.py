@@ -94,13 +94,9 @@ class EngineCost:
             if not least <= value < math.inf:
                 raise BadInput(f"engine cost {field.name} is {value!r}: use at least {least}")
         if self.spared_s > self.fixed_s:
-            raise BadInput(
-                f"engine cost spared_s is {self.spared_s!r}: use at most fixed_s ({self.fixed_s!r})"
-            )
+            raise BadInput(f"engine cost spared_s is {self.spared_s!r}: use at most fixed_s ({self.fixed_s!r})")
         if self.block_tokens % BLOCK_TOKENS:
-            raise BadInput(
-                f"engine cost block_tokens is {self.block_tokens!r}: use a multiple of {BLOCK_TOKENS}"
-            )
+            raise BadInput(f"engine cost block_tokens is {self.block_tokens!r}: use a multiple of {BLOCK_TOKENS}")
         if self.expert_share > 1:
             raise BadInput(f"engine cost expert_share is {self.expert_share!r}: use at most 1")
 
@@ -119,9 +115,7 @@ class EngineCost:
 
     def scaled(self, factor: float) -> EngineCost:
         """The cost of an engine that takes `factor` times as long for everything."""
-        seconds = {
-            each.name: getattr(self, each.name) * factor for each in fields(self) if each.name.endswith("_s")
-        }
+        seconds = {each.name: getattr(self, each.name) * factor for each in fields(self) if each.name.endswith("_s")}
         return replace(self, **seconds)
 
     def for_contexts(self, max_context_tokens: int) -> EngineCost:
@@ -142,9 +136,7 @@ class EngineCost:
         first = self.iteration_s(batch, context_tokens, prefill_tokens)
         return iterations * first + growth * iterations * (iterations - 1) / 2
 
-    def iterations_within(
-        self, seconds: float, batch: int, context_tokens: int, prefill_tokens: int = 0
-    ) -> int:
+    def iterations_within(self, seconds: float, batch: int, context_tokens: int, prefill_tokens: int = 0) -> int:
         """The largest number of iterations with a `span_s` of at most `seconds`.
 
         Raises

@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def non_negative_least_squares(
-    rows: NDArray[np.float64], targets: NDArray[np.float64]
-) -> NDArray[np.float64]:
+def non_negative_least_squares(rows: NDArray[np.float64], targets: NDArray[np.float64]) -> NDArray[np.float64]:
     """The non-negative coefficients that minimise ``|rows @ coefficients - targets|``.
 
     The optimum is the ordinary least-squares solution on its non-zero terms. So it is the best ordinary solution

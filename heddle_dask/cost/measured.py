@@ -123,9 +123,7 @@ class MeasuredTable:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(TableKind):
-            raise BadInput(
-                f"{self.where}: kind {self.kind!r} is unknown: use {' or '.join(get_args(TableKind))}"
-            )
+            raise BadInput(f"{self.where}: kind {self.kind!r} is unknown: use {' or '.join(get_args(TableKind))}")
         for name in ("model", "device", "engine"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise BadInput(f"{self.where}: {name} is {getattr(self, name)!r}: give a text")
@@ -139,17 +137,13 @@ class MeasuredTable:
         ):
             _check_whole(getattr(self, name), least, f"{self.where}: {name}")
         if self.block_tokens % BLOCK_TOKENS:
-            raise BadInput(
-                f"{self.where}: block_tokens is {self.block_tokens}: use a multiple of {BLOCK_TOKENS}"
-            )
+            raise BadInput(f"{self.where}: block_tokens is {self.block_tokens}: use a multiple of {BLOCK_TOKENS}")
         if not isinstance(self.chunked_prefill, bool):
             raise BadInput(f"{self.where}: chunked_prefill is {self.chunked_prefill!r}: use true or false")
         _check_seconds(self.start_s, f"{self.where}: start_s", least=0.0)
         check_degree(self.shape, self.degree)
         if len(self.decode) < 2 or not self.prefill:
-            raise BadInput(
-                f"{self.where}: too little to fit: give at least 2 points of decode and 1 of prefill"
-            )
+            raise BadInput(f"{self.where}: too little to fit: give at least 2 points of decode and 1 of prefill")
         for decode in self.decode:
             _check_whole(decode.batch, 1, f"{self.where}: batch")
             _check_whole(decode.context_tokens, 0, f"{self.where}: context_tokens")
@@ -209,12 +203,8 @@ class MeasuredTable:
         rate, beside_s = self._prefill_terms(base, way_s or 0.0)
         request_s, prompt_s = (beside_s, 0.0) if way_s is None else (way_s, beside_s)
         cost = replace(base, prefill_token_s=rate, prompt_s=prompt_s)
-        decode = [
-            abs(cost.decode_token_s(p.batch, p.context_tokens) / self.whole_s(p) - 1) for p in self.decode
-        ]
-        prefill = [
-            abs((request_s + cost.prefill_s(p.tokens)) / self.whole_prefill_s(p) - 1) for p in self.prefill
-        ]
+        decode = [abs(cost.decode_token_s(p.batch, p.context_tokens) / self.whole_s(p) - 1) for p in self.decode]
+        prefill = [abs((request_s + cost.prefill_s(p.tokens)) / self.whole_prefill_s(p) - 1) for p in self.prefill]
         setup, per_token = _line(self.kv_transfer) if self.kv_transfer else (None, None)
         return TableFit(
             cost,
@@ -293,9 +283,7 @@ class MeasuredTable:
     def from_mapping(cls, mapping: Mapping[str, Any], where: str = "table") -> MeasuredTable:
         """Read a table from parsed JSON."""
         if mapping.get("format") != FORMAT:
-            raise BadInput(
-                f"{where} is no engine table: its format is {mapping.get('format')!r}, not {FORMAT!r}"
-            )
+            raise BadInput(f"{where} is no engine table: its format is {mapping.get('format')!r}, not {FORMAT!r}")
         if mapping.get("version") != VERSION:
             raise BadInput(
                 f"{where} is of version {mapping.get('version')!r}: this program reads version {VERSION}: "

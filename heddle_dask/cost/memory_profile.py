@@ -75,9 +75,7 @@ class MemoryProfile:
         self._linear = _from(0.0, less * context * growth)
         self._steep = _from(0.0, less * growth * growth)
         variance = self._square[:-1] + ends * (2 * self._linear[:-1] + ends * self._steep[:-1])
-        held = (
-            self._context[:-1] + self._growth[:-1] * ends + self._margin * np.sqrt(np.maximum(0.0, variance))
-        )
+        held = self._context[:-1] + self._growth[:-1] * ends + self._margin * np.sqrt(np.maximum(0.0, variance))
         self._free = self._capacity - held
         # Of simultaneous ends only the first counts: usage just before it includes all of them.
         self._free[1:][ends[1:] == ends[:-1]] = math.inf
@@ -88,9 +86,7 @@ class MemoryProfile:
         self._more += capacity_tokens - self._capacity
         self._capacity = capacity_tokens
 
-    def fits(
-        self, context_tokens: float, left_tokens: float, stretch: float = 1.0, growth: float = 1.0
-    ) -> bool:
+    def fits(self, context_tokens: float, left_tokens: float, stretch: float = 1.0, growth: float = 1.0) -> bool:
         """Whether one more context fits for `left_tokens` more tokens, taken as certain."""
         growth /= stretch
         left_tokens *= stretch

@@ -69,8 +69,7 @@ def shape_of_config(config: Mapping[str, Any], where: str = "config.json") -> Mo
     experts = per_token = inside = 0
     if sparse:
         experts, per_token, expert_size = (
-            _whole(config, name, where)
-            for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+            _whole(config, name, where) for name in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
         )
         outside += hidden * experts * sparse  # the routers
         inside = 3 * hidden * expert_size * experts * sparse
@@ -89,9 +88,7 @@ def shape_of_config(config: Mapping[str, Any], where: str = "config.json") -> Mo
     )
 
 
-def _attention_weights(
-    config: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, head_dim: int
-) -> int:
+def _attention_weights(config: Mapping[str, Any], hidden: int, heads: int, kv_heads: int, head_dim: int) -> int:
     weights = hidden * head_dim * (2 * heads + 2 * kv_heads)
     if str(config["model_type"]).startswith("qwen3"):
         weights += 2 * head_dim  # norms of queries and keys

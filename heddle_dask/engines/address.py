@@ -101,9 +101,7 @@ def private_directory(path: Path) -> Path:
     try:
         status = os.fstat(handle)
         if status.st_uid != os.geteuid():
-            raise BadInput(
-                f"directory {path} belongs to user {status.st_uid}: set TMPDIR to a directory of your own"
-            )
+            raise BadInput(f"directory {path} belongs to user {status.st_uid}: set TMPDIR to a directory of your own")
         if status.st_mode & _OTHERS_WRITE:
             raise BadInput(f"directory {path} may be written by other users: remove it and what is in it")
         if stat.S_IMODE(status.st_mode) != 0o700:
@@ -182,9 +180,7 @@ def _resolved(host: str) -> tuple[socket.AddressFamily, str]:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     except OSError as error:
-        raise BadInput(
-            f"engine kv_host {host!r} is no address ({error.strerror}): use one of this machine"
-        ) from None
+        raise BadInput(f"engine kv_host {host!r} is no address ({error.strerror}): use one of this machine") from None
     return family, str(address[0])
 
 

@@ -56,9 +56,7 @@ class EngineConnection:
         self._dialect = dialect
         self._generate_url = address.url + dialect.GENERATE_PATH
         self._step_timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
-        self._question_timeout = aiohttp.ClientTimeout(
-            total=question_timeout_s, sock_connect=connect_timeout_s
-        )
+        self._question_timeout = aiohttp.ClientTimeout(total=question_timeout_s, sock_connect=connect_timeout_s)
         self._session: aiohttp.ClientSession | None = None
         self._in_flight: dict[str, asyncio.Future[None]] = {}
         self._streams: set[aiohttp.ClientResponse] = set()
@@ -162,9 +160,7 @@ class EngineConnection:
     async def _question(self, method: str, path: str, body: bytes | None = None) -> bytes:
         return await self._answered(method, self._address.url + path, body, self._question_timeout)
 
-    async def _answered(
-        self, method: str, url: str, body: bytes | None, timeout: aiohttp.ClientTimeout
-    ) -> bytes:
+    async def _answered(self, method: str, url: str, body: bytes | None, timeout: aiohttp.ClientTimeout) -> bytes:
         try:
             async with self._open().request(
                 method, url, data=payload(body), headers=JSON_HEADERS, timeout=timeout

@@ -52,9 +52,7 @@ class KvTransferClient:
             asked_s = time.monotonic()
             version = self._weights.version
             body = self._dialect.one_token_body(request_id, token_ids, FIRST, self._kv.export_params())
-            result, params = self._dialect.transfer_of_json(
-                await self._engine.one_token_step(request_id, body)
-            )
+            result, params = self._dialect.transfer_of_json(await self._engine.one_token_step(request_id, body))
         except EngineUnreachable as error:
             raise KvTransferFailed(f"KV was not exported: {error}", "source") from error
         if result.finish_reason == "abort":

@@ -125,9 +125,7 @@ class NodeWeightsDirectory:
         manifest = read_manifest(uri)
         self.check(manifest, version, current)
         if manifest.adapter is not None and manifest.adapter.base_digest != self._base_digest:
-            raise WeightsRefused(
-                f"adapter {version} was trained on other weights than those of {self._model}"
-            )
+            raise WeightsRefused(f"adapter {version} was trained on other weights than those of {self._model}")
         try:
             held = self._cache.hold(
                 f"{version.lineage}-{version.number:08d}-{manifest.digest[:12]}",
@@ -236,8 +234,7 @@ def _is_whole(path: Path, recheck: bool, stop: threading.Event) -> bool:
     try:
         verified = json.loads((path / _VERIFIED).read_text())
         return all(
-            (path / name).stat().st_size == nbytes
-            and (not recheck or _digest_of(path / name, stop) == digest)
+            (path / name).stat().st_size == nbytes and (not recheck or _digest_of(path / name, stop) == digest)
             for name, (nbytes, digest) in verified.items()
         )
     except (FileNotFoundError, ValueError):

@@ -76,16 +76,12 @@ class EngineOptions:
         known = cls.names()
         unknown = sorted(set(mapping) - set(known))
         if unknown:
-            raise BadInput(
-                f"engine options have unknown key {unknown[0]!r}: use {', '.join(known) or 'none of them'}"
-            )
+            raise BadInput(f"engine options have unknown key {unknown[0]!r}: use {', '.join(known) or 'none of them'}")
         return cls(**mapping)
 
     def to_mapping(self) -> dict[str, Any]:
         """A JSON-able mapping from which `from_mapping` makes equal options."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()
-        }
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
 
     def _check_positive(self, name: str) -> None:
         value = getattr(self, name)
@@ -197,9 +193,7 @@ class EngineSpec:
                 raise BadInput(f"engine {name} is {getattr(self, name)!r}: use true or false")
         if self.devices and len(self.devices) != self.tp_degree:
             named = ", ".join(self.devices)
-            raise BadInput(
-                f"engine devices are {named}: name {self.tp_degree}, one for each of tp_degree, or none"
-            )
+            raise BadInput(f"engine devices are {named}: name {self.tp_degree}, one for each of tp_degree, or none")
 
     @property
     def named_slots(self) -> int:
@@ -334,9 +328,7 @@ class ReceivesBroadcasts(Protocol):
 
 def engine_kind(name: str) -> EngineKind:
     """The kind of that name, or the object that ``package.module:object`` names."""
-    module, separator, attribute = (
-        ENGINE_KINDS.get(name, name).partition(":") if isinstance(name, str) else ("",) * 3
-    )
+    module, separator, attribute = ENGINE_KINDS.get(name, name).partition(":") if isinstance(name, str) else ("",) * 3
     if not separator:
         known = " or ".join(ENGINE_KINDS)
         raise BadInput(f"engine kind {name!r} is unknown: use {known} (or package.module:object)")
@@ -348,7 +340,5 @@ def engine_kind(name: str) -> EngineKind:
         told = " ".join((f"{error}" if about_names else f"{type(error).__name__}: {error}").split())
         raise BadInput(f"engine kind {name!r} cannot be imported: {told}") from error
     if not isinstance(found, EngineKind):
-        raise BadInput(
-            f"engine kind {name!r} is a {type(found).__name__}, and no EngineKind (docs/engines.md)"
-        )
+        raise BadInput(f"engine kind {name!r} is a {type(found).__name__}, and no EngineKind (docs/engines.md)")
     return found

@@ -144,9 +144,7 @@ class VllmOptions(EngineOptions):
         self._check_whole("cpu_threads", 1)
         share = self.gpu_memory_utilization
         if share is not None and not (is_finite(share) and 0 < share <= 1):
-            raise BadInput(
-                f"engine gpu_memory_utilization is {share!r}: use a number above 0 and at most 1, or None"
-            )
+            raise BadInput(f"engine gpu_memory_utilization is {share!r}: use a number above 0 and at most 1, or None")
         if self.quantization is not None and not is_word(self.quantization):
             raise BadInput(f"engine quantization is {self.quantization!r}: use a name such as 'fp8', or None")
         if self.logprobs not in get_args(Logprobs):
@@ -154,9 +152,7 @@ class VllmOptions(EngineOptions):
         if not isinstance(self.weight_transfer, bool):
             raise BadInput(f"engine weight_transfer is {self.weight_transfer!r}: use true or false")
         if isinstance(self.extra_args, str) or not all(isinstance(each, str) for each in self.extra_args):
-            raise BadInput(
-                f"engine extra_args is {self.extra_args!r}: use a list of texts, as on a command line"
-            )
+            raise BadInput(f"engine extra_args is {self.extra_args!r}: use a list of texts, as on a command line")
         object.__setattr__(self, "extra_args", tuple(self.extra_args))  # JSON has lists only
         check_extra_arguments(self.extra_args)
 
@@ -249,11 +245,7 @@ def vllm_command(
         "--enable-prompt-tokens-details",
         "--disable-uvicorn-access-log",
         *_worker_extension(options),
-        *(
-            ("--uds", address.socket)
-            if address.socket
-            else ("--host", "127.0.0.1", "--port", str(address.port))
-        ),
+        *(("--uds", address.socket) if address.socket else ("--host", "127.0.0.1", "--port", str(address.port))),
     ]
     env = {"VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
     if Path(spec.model).is_dir():

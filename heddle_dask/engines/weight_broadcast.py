@@ -116,9 +116,7 @@ class BroadcastGroup:
         self._device = device if meeting.backend == "nccl" else torch.device("cpu")
         with _told(f"not all {meeting.size} ranks came to {meeting.host}:{meeting.port}"):
             joining = timedelta(seconds=meeting.join_s)
-            self._place = place or _c10d.TCPStore(
-                meeting.host, meeting.port, timeout=joining, wait_for_workers=False
-            )
+            self._place = place or _c10d.TCPStore(meeting.host, meeting.port, timeout=joining, wait_for_workers=False)
             self._place.set(f"rank-{rank}", "")
             self._place.wait([f"rank-{each}" for each in range(meeting.size)], joining)
             self._group = self._joined()
@@ -213,9 +211,7 @@ def send_weights(
     return group.verdicts()
 
 
-def receive_weights(
-    group: BroadcastGroup, manifest: WeightManifest, piece_bytes: int
-) -> dict[str, torch.Tensor]:
+def receive_weights(group: BroadcastGroup, manifest: WeightManifest, piece_bytes: int) -> dict[str, torch.Tensor]:
     """Receive and verify all buckets of a version, into memory of the host; the tensors by name.
 
     Raises

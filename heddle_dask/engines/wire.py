@@ -156,9 +156,7 @@ def info_of_answers(models: bytes, configuration: Mapping[str, Any]) -> EngineIn
 def progress_of_answer(body: bytes) -> tuple[float, ...]:
     """Generated tokens and use of the KV cache, which grows while a prompt is prefilled, from Prometheus' text."""
     lines = body.decode(errors="replace").splitlines()
-    return tuple(
-        float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((GENERATED_TOKENS, KV_USE))
-    )
+    return tuple(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((GENERATED_TOKENS, KV_USE)))
 
 
 def kv_facts(configuration: Mapping[str, Any]) -> KvFacts | None:
@@ -253,9 +251,7 @@ class _Gathered:
         if "error" in chunk:
             error = chunk["error"]
             code = error.get("code") if isinstance(error, Mapping) else None
-            raise error_of_status(
-                code if isinstance(code, int) else 500, error_message(json.dumps(chunk).encode())
-            )
+            raise error_of_status(code if isinstance(code, int) else 500, error_message(json.dumps(chunk).encode()))
         for choice in chunk.get("choices") or ():
             self.token_ids += choice.get("token_ids") or ()
             content = (choice.get("logprobs") or {}).get("content") or ()
@@ -273,9 +269,7 @@ class _Gathered:
         if self.finish_reason not in _FINISH_REASONS:
             raise EngineUnreachable(f"engine cut its answer short (finish reason {self.finish_reason!r})")
         if len(self.logprobs) != len(self.token_ids):
-            raise EngineUnreachable(
-                f"engine returned {len(self.token_ids)} tokens with {len(self.logprobs)} logprobs"
-            )
+            raise EngineUnreachable(f"engine returned {len(self.token_ids)} tokens with {len(self.logprobs)} logprobs")
         queue_s, prefill_s = math.nan, first_s
         if self.metrics and "queue_time_ms" in self.metrics:
             queue_s = _seconds(self.metrics.get("queue_time_ms"))

@@ -56,9 +56,7 @@ class FunctionCall:
         if self.cpus is not None:
             raise BadInput("call: cpus and needs are both given: use Needs(cpus=…)")
         if self.needs.service and not inspect.iscoroutinefunction(self.function):
-            raise BadInput(
-                "call: only an async function can use a model service: use async def f(…, service)"
-            )
+            raise BadInput("call: only an async function can use a model service: use async def f(…, service)")
 
     @property
     def wanted(self) -> Needs:
@@ -191,9 +189,7 @@ class ActionContext(Protocol):
             Position of the first token that is asked for, at least 1. The answer has one logprob for each token from
             there on, given all tokens before it.
         """
-        return await self._ask_service(
-            ServiceCall("logprobs", service, token_ids, start, gpus, kind, timeout_s)
-        )
+        return await self._ask_service(ServiceCall("logprobs", service, token_ids, start, gpus, kind, timeout_s))
 
     async def _perform(self, call: FunctionCall) -> Any:
         """The value of a function, which runs as an action."""

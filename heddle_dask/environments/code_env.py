@@ -67,9 +67,7 @@ class CodeEnvironment(SplitEnvironment):
         if not code:
             return 0.0
         try:
-            report = await ctx.call(
-                run_function_tests, code, "f", task.payload["cases"], kind="reward", label="tests"
-            )
+            report = await ctx.call(run_function_tests, code, "f", task.payload["cases"], kind="reward", label="tests")
         except ActionFailed:
             return None
         return float(report.passed == report.total)

@@ -135,15 +135,11 @@ def _imported(spec: str, module_name: str) -> Any:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise BadInput(
-                f"environment {spec!r}: no module {error.name!r} on the import path; {_FORMS}"
-            ) from error
+            raise BadInput(f"environment {spec!r}: no module {error.name!r} on the import path; {_FORMS}") from error
         raise BadInput(f"environment {spec!r}: {_one_line(error)}") from error
     # A module may raise anything during its import.
     except (Exception, SystemExit, KeyboardInterrupt) as error:
-        raise BadInput(
-            f"environment {spec!r}: importing {module_name!r} failed: {_one_line(error)}"
-        ) from error
+        raise BadInput(f"environment {spec!r}: importing {module_name!r} failed: {_one_line(error)}") from error
 
 
 def _class_of(name: str) -> Any:

@@ -116,9 +116,7 @@ class MixedSource:
 
     @property
     def description(self) -> str:
-        parts = (
-            f"{share:.6g} of {self._sources[name].description}" for name, share in self._mix.shares.items()
-        )
+        parts = (f"{share:.6g} of {self._sources[name].description}" for name, share in self._mix.shares.items())
         return f"mix of {'; '.join(parts)}; seed {self._seed}"
 
     def task(self, position: int) -> SourcedTask | None:
@@ -193,9 +191,7 @@ class MixedEnvironment:
         """The environment that a task of `tasks` is of."""
         name = self._part_of.get(task.task_id)
         if name is None:
-            raise BadInput(
-                f"task {task.task_id!r} is of no part of the mix {self.name}: draw it with tasks()"
-            )
+            raise BadInput(f"task {task.task_id!r} is of no part of the mix {self.name}: draw it with tasks()")
         return self._parts[name]
 
     async def solve(self, task: Task, ctx: Context) -> float | Reward | None:

@@ -69,9 +69,7 @@ class RewardContext(ActionContext, Protocol):
 
 
 RewardHook = Callable[[Task, Transcript, RewardContext], Awaitable[float | Reward | None]]
-GroupRewardHook = Callable[
-    [Task, Sequence[Transcript], RewardContext], Awaitable[Sequence[float | Reward | None]]
-]
+GroupRewardHook = Callable[[Task, Sequence[Transcript], RewardContext], Awaitable[Sequence[float | Reward | None]]]
 
 
 def reward_hook(environment: object) -> RewardHook | None:

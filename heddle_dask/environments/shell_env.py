@@ -37,9 +37,7 @@ _COMMIT = (
 _TESTS_S = 600.0
 _COMMAND_S = 120.0
 _MOST_CPUS = 8
-_SETTINGS = (
-    "conftest.py pytest.ini .pytest.ini tox.ini setup.cfg pyproject.toml sitecustomize.py usercustomize.py"
-)
+_SETTINGS = "conftest.py pytest.ini .pytest.ini tox.ini setup.cfg pyproject.toml sitecustomize.py usercustomize.py"
 
 
 @dataclass(frozen=True)

@@ -197,8 +197,7 @@ def counted(number, name):
             "counted_one": 'assert words.counted(1, "file") == "1 file"',
             "counted_none": 'assert words.counted(0, "file") == "0 files"',
         },
-        'text = " ".join("x" * rng.randint(1, 6) for _ in range(40))\n'
-        '    assert " ".join(words.wrapped(text)) == text',
+        'text = " ".join("x" * rng.randint(1, 6) for _ in range(40))\n    assert " ".join(words.wrapped(text)) == text',
         (
             Bug(
                 "title.lower()",
@@ -325,8 +324,7 @@ def histogram(marks, width):
             "passed_order": 'assert grades.passed({"c": @N@ + 1, "b": @N@ + 2, "a": @N@ + 1}) == ["b", "a", "c"]',
             "histogram": "assert grades.histogram([0, 9, 10, 25], 10) == {0: 2, 10: 1, 20: 1}",
         },
-        "marks = [rng.randint(0, 99) for _ in range(51)]\n"
-        "    assert sum(grades.histogram(marks, 7).values()) == 51",
+        "marks = [rng.randint(0, 99) for _ in range(51)]\n    assert sum(grades.histogram(marks, 7).values()) == 51",
         (
             Bug(
                 "ordered = sorted(marks)",

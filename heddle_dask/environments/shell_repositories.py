@@ -93,9 +93,7 @@ def draw_repository(
         failing += [f"{test_path}::test_{name}" for name in (bug.tests if bug else ())]
         hidden[test_path] = _tests(package, module, number, ())
         files[test_path] = _tests(package, module, number, bug.tests if bug else ())
-        passing += [
-            f"{test_path}::test_{name}" for name in module.tests if bug is None or name not in bug.tests
-        ]
+        passing += [f"{test_path}::test_{name}" for name in module.tests if bug is None or name not in bug.tests]
     cases = max(1, round(suite_cpu_s / _CASE_CPU_S))
     slow = f"{SUITE}/test_slow.py"
     files[slow] = hidden[slow] = _slow(package, chosen[bugs:], cases)

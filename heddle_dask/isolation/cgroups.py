@@ -58,9 +58,7 @@ def find_cgroups(proc: Path = Path("/proc/self"), delegated: str | None = None) 
         mounts = [line.split() for line in (proc / "mountinfo").read_text(encoding="utf-8").splitlines()]
     except OSError:
         return FoundCgroups()
-    paths = {
-        name: path for _, names, path in (line.split(":", 2) for line in own) for name in names.split(",")
-    }
+    paths = {name: path for _, names, path in (line.split(":", 2) for line in own) for name in names.split(",")}
     first: dict[str, Path] = {}
     unified: Path | None = None
     for mount in mounts:
@@ -219,10 +217,7 @@ class CgroupTree:
         name = _PREFIX + "-".join(map(str, own))
         for controller in CONTROLLERS:
             folder = found.folders.get(controller)
-            if (
-                folder is not None
-                and (made := _try(found.version, controller, folder, name, cores)) is not None
-            ):
+            if folder is not None and (made := _try(found.version, controller, folder, name, cores)) is not None:
                 folders[controller] = made
         return cls(found.version, folders) if folders else None
 

@@ -135,9 +135,7 @@ class CoreModel:
 
     def by_distributions(self, outlook: Outlook) -> Floats:
         """Log remaining from the group history or the prompt, (2, n)."""
-        return self.distributions.log_remaining(
-            outlook.location, outlook.history, outlook.known, outlook.done
-        )
+        return self.distributions.log_remaining(outlook.location, outlook.history, outlook.known, outlook.done)
 
     def by_trees(self, seen: Seen) -> Floats:
         """Log remaining from the trees, (2, n)."""
@@ -188,9 +186,7 @@ def fit_distributions(finished: Sequence[Finished]) -> LengthDistributions:
     )
 
 
-def _others_mean(
-    finished: Sequence[Finished], location: Location, differences: Variances
-) -> tuple[Floats, Floats]:
+def _others_mean(finished: Sequence[Finished], location: Location, differences: Variances) -> tuple[Floats, Floats]:
     """Per trajectory: mean excess of the other attempts at its prompt, and their number; 0 and 0 without any."""
     prompts: dict[str, list[tuple[Finished, float]]] = {}
     for one in finished:

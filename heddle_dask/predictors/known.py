@@ -55,9 +55,7 @@ class Oracle:
         total_s = self._known.tools_s.get(row.trajectory_id, NAN)
         return 0.0 if math.isnan(total_s) else max(total_s * factor - row.tools_s, 0.0)
 
-    def _told(
-        self, tokens: float, high: float, tools_s: float, observation_tokens: float | None = None
-    ) -> Prediction:
+    def _told(self, tokens: float, high: float, tools_s: float, observation_tokens: float | None = None) -> Prediction:
         return Prediction(tokens, high, self.source, tools_s, observation_tokens, self._observation_per_token)
 
     def observe_running(self, progress: Progress) -> None:

@@ -108,9 +108,7 @@ class LearnedPredictor:
                 observation_per_token=observed_per_token,
                 learnt_from=self._fitted_at,
             )
-            for row, told, (median, q90, source) in zip(
-                rows, facts, model.quantiles(rows, facts), strict=True
-            )
+            for row, told, (median, q90, source) in zip(rows, facts, model.quantiles(rows, facts), strict=True)
         ]
 
     def observe_running(self, progress: Progress) -> None:
@@ -228,9 +226,7 @@ def _so_far(points: Sequence[Progress], run: int) -> Finished:
     )
 
 
-def _tools_left_s(
-    row: Progress, told: GroupFacts, left_tokens: float, of_all: float, typical_tokens: float
-) -> float:
+def _tools_left_s(row: Progress, told: GroupFacts, left_tokens: float, of_all: float, typical_tokens: float) -> float:
     """Predicted tool seconds: the trajectory's seconds per token so far, shrunk to those of its prompt."""
     weight = max(1.0, typical_tokens)
     of_prompt = (told.past_tools_s + of_all * weight) / (told.past_tokens + weight)

@@ -86,9 +86,7 @@ class Location:
 
     overall: float
     cells: Mapping[str, float] = field(default_factory=dict)
-    _known: dict[tuple[str, int, int, int, int], float] = field(
-        default_factory=dict, repr=False, compare=False
-    )
+    _known: dict[tuple[str, int, int, int, int], float] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def fit(cls, finished: Sequence[Finished], logs: Floats) -> Location:

@@ -48,9 +48,7 @@ class Model:
     finished: int
     ratio_trust: float = math.inf
 
-    def quantiles(
-        self, rows: Sequence[Progress], facts: Sequence[GroupFacts]
-    ) -> list[tuple[float, float, str]]:
+    def quantiles(self, rows: Sequence[Progress], facts: Sequence[GroupFacts]) -> list[tuple[float, float, str]]:
         """Median, 0.9 quantile and source of each row; `facts` are the group facts as known now."""
         if not rows:
             return []
@@ -73,9 +71,7 @@ class Model:
     def _fallback(self, seen: Seen) -> Floats:
         distributions = self.core.distributions
         shares = np.array([[0.5], [0.9]])
-        constant = distributions.constant.log_remaining(
-            np.array(distributions.location.overall), seen.done, shares
-        )
+        constant = distributions.constant.log_remaining(np.array(distributions.location.overall), seen.done, shares)
         if self.finished < HISTORY_FROM:
             return constant
         by_distributions = self.core.by_distributions(seen)
@@ -176,9 +172,7 @@ def _calibrate(parts: Sequence[_HeldOutRows]) -> Calibration | None:
             cell = _cell(known == bool(told), np.abs(bucket - number))
             whole = cell & ~censored
             errors = np.abs(
-                (1 - WEIGHTS[:, None]) * trees[0, whole]
-                + WEIGHTS[:, None] * distributions[0, whole]
-                - truth[whole]
+                (1 - WEIGHTS[:, None]) * trees[0, whole] + WEIGHTS[:, None] * distributions[0, whole] - truth[whole]
             )
             # Without a complete row the errors cannot be compared: use the trees.
             best = float(WEIGHTS[int(np.argmin(errors.mean(axis=1)))]) if whole.any() else float(WEIGHTS[0])

@@ -97,9 +97,7 @@ def ended_facts(attempts: Iterable[PastAttempt | Finished], now: Moment, expecte
         return NO_SIBLINGS
     same = [value for each, value in whole if versions_apart(now, each) == 0]
     seconds = [
-        math.log1p(each.duration_s) - expected.seconds(each)
-        for each, _ in whole
-        if not math.isnan(each.duration_s)
+        math.log1p(each.duration_s) - expected.seconds(each) for each, _ in whole if not math.isnan(each.duration_s)
     ]
     return GroupFacts(
         finished=count,
@@ -143,9 +141,7 @@ def faded_mean(
     return whole, count, mean
 
 
-def _mean_over_versions(
-    pairs: Sequence[tuple[Attempt, float]], now: Moment, drift: float
-) -> tuple[float, float]:
+def _mean_over_versions(pairs: Sequence[tuple[Attempt, float]], now: Moment, drift: float) -> tuple[float, float]:
     """Effective number and weighted mean; 0 and 0 without attempts."""
     by_distance: dict[int, list[float]] = {}
     for each, value in pairs:
@@ -286,9 +282,7 @@ def ratio_trust(finished: Iterable[Finished]) -> float:
     generated = np.array([one.generated_tokens for one in kept], dtype=np.float64)
     observed = np.array([one.observed_tokens for one in kept], dtype=np.float64)
     prompt = np.array([one.prompt_tokens for one in kept], dtype=np.float64)
-    others = (np.add.reduceat(observed, begin)[at] - observed) / (
-        np.add.reduceat(generated, begin)[at] - generated
-    )
+    others = (np.add.reduceat(observed, begin)[at] - observed) / (np.add.reduceat(generated, begin)[at] - generated)
     of_all, count = observed.sum() / generated.sum(), sizes[at] - 1
     errors = []
     for trust in _RATIO_TRUSTS:

@@ -69,9 +69,7 @@ def known_then(row: Progress, members: Sequence[Finished], run: int = 0) -> Know
     others = [each for each in members if each.trajectory_id != row.trajectory_id or each.run != run]
     now = Moment(row.policy_version, row.lineage, run)
     if math.isnan(row.at_s):
-        ended = [
-            each for each in others if each.run < run or (each.run == run and math.isnan(each.ended_at_s))
-        ]
+        ended = [each for each in others if each.run < run or (each.run == run and math.isnan(each.ended_at_s))]
         return KnownThen(tuple(ended[-ATTEMPTS_KEPT:]), now)
     earlier = [each for each in others if each.run < run]
     beside = [each for each in others if each.run == run]
@@ -235,8 +233,7 @@ def make_samples(finished: Sequence[Finished], *, max_rows: int, folds: int, see
         rows=tuple(point for point, _, _ in pairs),
         owners=tuple(one for _, one, _ in pairs),
         known=tuple(
-            None if cold else known_then(point, members[prompt_of(one)], one.run)
-            for point, one, cold in pairs
+            None if cold else known_then(point, members[prompt_of(one)], one.run) for point, one, cold in pairs
         ),
         fold=np.array([part[name] for name in names], dtype=np.int64),
         by_prompt=several,

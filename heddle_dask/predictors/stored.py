@@ -91,9 +91,7 @@ def _predictor_in(data: Mapping[str, Any]) -> LearnedPredictor:
         for one in finished:
             history.setdefault(prompt_of(one), []).append(PastAttempt.of(one))
     else:
-        history = {
-            key: [PastAttempt(*each) for each in attempts] for key, attempts in data["history"].items()
-        }
+        history = {key: [PastAttempt(*each) for each in attempts] for key, attempts in data["history"].items()}
     run = 0 if before else int(data["run"])
     predictor.restore(Learnt(finished, int(data["told"]), int(data["fitted_at"]), run, history), model)
     return predictor

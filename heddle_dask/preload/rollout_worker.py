@@ -35,9 +35,7 @@ from heddle_dask.live.worker.rollout_worker import RolloutWorker
 @click.option("--hardware", default="", help="class of the GPUs, for affinity, such as H20")
 @click.option("--start-timeout", default=600.0, type=click.FloatRange(min=1), help="seconds")
 @click.option("--dtype", default="auto", help="type of the weights")
-@click.option(
-    "--options", default="{}", help="JSON object with the kind's own options, as VllmOptions has them"
-)
+@click.option("--options", default="{}", help="JSON object with the kind's own options, as VllmOptions has them")
 async def dask_setup(
     worker: Worker,
     model: str | None,

@@ -100,9 +100,7 @@ def _checked_shape(spec: EngineSpec, plan: ProfilePlan, kv_contexts: Sequence[in
     check_degree(shape, spec.tp_degree)
     plan.check(spec)
     if kv_contexts and max(kv_contexts) + STEP_TOKENS > spec.named_context_tokens:
-        raise BadInput(
-            f"KV context of {max(kv_contexts)} tokens exceeds the engine's {spec.named_context_tokens}"
-        )
+        raise BadInput(f"KV context of {max(kv_contexts)} tokens exceeds the engine's {spec.named_context_tokens}")
     return shape
 
 

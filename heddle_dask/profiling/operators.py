@@ -107,9 +107,7 @@ class Operators:
         query = self._random(1, self._heads, tokens, self._head_dim)
         keys, values = (self._random(1, self._kv_heads, tokens, self._head_dim) for _ in range(2))
         return self._seconds(
-            lambda turn: functional.scaled_dot_product_attention(
-                query, keys, values, is_causal=True, enable_gqa=True
-            )
+            lambda turn: functional.scaled_dot_product_attention(query, keys, values, is_causal=True, enable_gqa=True)
         )
 
     def prefill_s(self, tokens: int) -> float:
@@ -125,9 +123,7 @@ class Operators:
         inner = self._random(visited, each, self._inner)
         up = self._random(visited, self._hidden, 2 * self._inner)
         down = self._random(visited, self._inner, self._hidden)
-        return self._seconds(lambda turn: torch.bmm(inputs, up)) + self._seconds(
-            lambda turn: torch.bmm(inner, down)
-        )
+        return self._seconds(lambda turn: torch.bmm(inputs, up)) + self._seconds(lambda turn: torch.bmm(inner, down))
 
     def _matrix_s(self, tokens: int, inside: int, outside: int) -> float:
         inputs = self._random(tokens, inside)
@@ -172,9 +168,7 @@ def check_device(device: str) -> None:
     gpus = torch.cuda.device_count()
     known = ["cuda", *(f"cuda:{number}" for number in range(gpus))] if gpus else []
     if device not in known:
-        have = (
-            f"{', '.join(known)} or cpu" if known else "cpu, which tries the program: torch finds no GPU here"
-        )
+        have = f"{', '.join(known)} or cpu" if known else "cpu, which tries the program: torch finds no GPU here"
         raise BadInput(f"--torch-device {device}: use {have}")
 
 

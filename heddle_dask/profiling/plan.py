@@ -63,9 +63,7 @@ async def measure_kv_transfer(
             stack.push_async_callback(process.stop)
         addresses = await asyncio.gather(*(process.start(START_S) for process in processes))
         dialect = engine_kind(spec.kind).dialect
-        source, target = [
-            await stack.enter_async_context(EngineClient(address, dialect)) for address in addresses
-        ]
+        source, target = [await stack.enter_async_context(EngineClient(address, dialect)) for address in addresses]
         on_progress("warming up")
         await _transfers(source, target, contexts[0], 2, rng)
         for length in contexts:

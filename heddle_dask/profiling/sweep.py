@@ -75,15 +75,12 @@ class Sweep:
             points.append(TokensPoint(max(1, length - (self._repeats + 1) // 2), _mean(seconds)))
         return points
 
-    async def decode(
-        self, batches: Sequence[int], contexts: Sequence[int], capacity_tokens: int
-    ) -> list[DecodePoint]:
+    async def decode(self, batches: Sequence[int], contexts: Sequence[int], capacity_tokens: int) -> list[DecodePoint]:
         """Measure decoding batches; a pair that exceeds the KV capacity (0: not known) is left out."""
         points = []
         for context in contexts:
             prompts = [
-                [self._prompt(engine, context) for _ in range(max(batches))]
-                for engine in range(len(self._clients))
+                [self._prompt(engine, context) for _ in range(max(batches))] for engine in range(len(self._clients))
             ]
             for batch in batches:
                 # Leave room for partly filled blocks.
@@ -91,9 +88,7 @@ class Sweep:
                     self._on_progress(f"left out: {batch} x {context} tokens exceed the KV cache")
                     continue
                 self._on_progress(f"decoding {batch} x {context} tokens")
-                seconds = await self._decode_together(
-                    [mine[:batch] for mine in prompts], f"decode-{context}-{batch}"
-                )
+                seconds = await self._decode_together([mine[:batch] for mine in prompts], f"decode-{context}-{batch}")
                 points.append(DecodePoint(batch, batch * (context + self._tokens // 2), seconds))
         return points
 
@@ -125,9 +120,7 @@ class Sweep:
             means.append(_mean(await all_busy(len(self._clients), piece, self._repeats)))
         return round(max(1e-6, (means[1] - means[0]) / (self._tokens - 1)), 6)
 
-    async def _answered_s(
-        self, engine: int, prompts: Sequence[Sequence[int]], tokens: int, name: str
-    ) -> float:
+    async def _answered_s(self, engine: int, prompts: Sequence[Sequence[int]], tokens: int, name: str) -> float:
         async def one(index: int) -> float:
             sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=index)
             began_s = time.perf_counter()

@@ -197,9 +197,7 @@ class Compaction:
         Asked for each record of one of `kinds`; records of other kinds are kept.
     """
 
-    def __init__(
-        self, journal: Journal, kinds: Collection[str], is_needed: Callable[[JournalRecord], bool]
-    ) -> None:
+    def __init__(self, journal: Journal, kinds: Collection[str], is_needed: Callable[[JournalRecord], bool]) -> None:
         journal.flush()
         self._journal = journal
         self._lines = scan_lines(journal.path)

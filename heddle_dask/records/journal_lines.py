@@ -84,8 +84,7 @@ def _lines_of(file: BinaryIO, path: Path, last: JournalLine) -> Iterator[Journal
         if text is None:
             if end + length < size:
                 raise BadInput(
-                    f"{path} is damaged at line {number}: restore it, or keep what is whole "
-                    f"with: head -n {number - 1}"
+                    f"{path} is damaged at line {number}: restore it, or keep what is whole with: head -n {number - 1}"
                 )
             return
         end, crc = end + len(line), int(line[:8], 16)
@@ -151,6 +150,4 @@ def parsed_record(line: JournalLine, path: Path) -> JournalRecord:
             return JournalRecord(kind, body, len(line.text) + _LINE_EXTRA)
     except (ValueError, TypeError, RecursionError):
         pass
-    raise BadInput(
-        f"{path} has a line that heddle did not write, at byte {line.end - len(line.text)}: restore it"
-    )
+    raise BadInput(f"{path} has a line that heddle did not write, at byte {line.end - len(line.text)}: restore it")

@@ -37,9 +37,7 @@ BEAT_S = 5.0
 EXPIRY_S = 60.0
 # An old lease is looked at this often while its end is waited for.
 _LOOK_S = 0.5
-_NO_LINKS = frozenset(
-    {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL}
-)
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,9 +172,7 @@ class Lease:
             else:
                 found = _read(self._path)
                 by = found.holder if found is not None else None
-                self._lost = (
-                    f"another process ({by}) has taken it over" if by else f"{self._path} was removed"
-                )
+                self._lost = f"another process ({by}) has taken it over" if by else f"{self._path} was removed"
         except OSError as error:
             _LOG.warning("lease %s: %s", self._path, error.strerror)
 
@@ -295,9 +291,7 @@ def _machine() -> str:
 
 
 # What file systems without `flock` answer; EBADF: NFS locks no directory (the journal of a run is locked there).
-_NO_LOCKS = frozenset(
-    {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
-)
+_NO_LOCKS = frozenset({errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
 _SHARED = frozenset(
     {
         *("nfs", "nfs4", "lustre", "beegfs", "gpfs", "ceph", "cifs", "smb3", "afs", "panfs", "wekafs"),
@@ -352,9 +346,7 @@ def lock_or_refuse(descriptor: int, path: Path) -> WriterLock:
         return WriterLock(descriptor, Lease.take(path.absolute()) if needs_lease else None)
     except BlockingIOError:
         os.close(descriptor)
-        raise BadInput(
-            f"{path} is being written by another process: wait for it or choose another path"
-        ) from None
+        raise BadInput(f"{path} is being written by another process: wait for it or choose another path") from None
     except OSError as error:
         os.close(descriptor)
         raise BadInput(f"cannot lock {path}: {error.strerror}") from None

@@ -202,9 +202,7 @@ class RunReader:
     def _repr_html_(self) -> str:
         """What a notebook shows; reads no tokens."""
         metadata = self.metadata
-        made_with = ", ".join(
-            str(metadata[name]) for name in ("environment", "model", "strategy") if name in metadata
-        )
+        made_with = ", ".join(str(metadata[name]) for name in ("environment", "model", "strategy") if name in metadata)
         reward = self.column("trajectories/reward")
         known = reward[~np.isnan(reward)]
         facts: dict[str, object] = {
@@ -268,14 +266,10 @@ class RunReader:
 
     def _branches(self, index: int) -> tuple[TokenRecord, ...]:
         first, last = self._span("trajectories/branch_offset", index, self._rows["branches"])
-        spans = [
-            self._span("branches/token_offset", branch, self._rows["tokens"]) for branch in range(first, last)
-        ]
+        spans = [self._span("branches/token_offset", branch, self._rows["tokens"]) for branch in range(first, last)]
         columns = (self._window("tokens").rows(start, stop) for start, stop in spans)
         return tuple(
-            TokenRecord.from_arrays(
-                each["ids"], each["attribution"], each["logprobs"], each["policy_version"]
-            )
+            TokenRecord.from_arrays(each["ids"], each["attribution"], each["logprobs"], each["policy_version"])
             for each in columns
         )
 

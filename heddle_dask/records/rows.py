@@ -60,9 +60,7 @@ def to_rows(records: Sequence[TrajectoryRecord], first: Mapping[str, int]) -> di
 def _trajectory_rows(records: Sequence[TrajectoryRecord], first: Mapping[str, int]) -> Rows:
     columns: Rows = {
         "id": _column((record.trajectory_id for record in records), STRING),
-        "reward": _column(
-            (math.nan if record.reward is None else record.reward for record in records), "float64"
-        ),
+        "reward": _column((math.nan if record.reward is None else record.reward for record in records), "float64"),
     }
     for part, column in (("steps", "step"), ("branches", "branch"), ("actions", "action")):
         counts = [len(getattr(record, part)) for record in records]

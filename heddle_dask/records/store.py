@@ -118,9 +118,7 @@ class RunStore:
                 for column in table.columns:
                     _make_column(group, name, column)
             _to_disk(group)
-            _set_attributes(
-                group, {"committed": dict.fromkeys(TABLES, 0), COLUMNS_ADDED: sorted(LATER_COLUMNS)}
-            )
+            _set_attributes(group, {"committed": dict.fromkeys(TABLES, 0), COLUMNS_ADDED: sorted(LATER_COLUMNS)})
             _to_disk(group)
             return cls(group, lock)
         except OSError as error:
@@ -226,9 +224,7 @@ class RunStore:
         self._columns = {
             table: {
                 # Missing chunks are noticed because none is left out.
-                column: open_column(group, table, column, self._rows[table]).with_config(
-                    {"write_empty_chunks": True}
-                )
+                column: open_column(group, table, column, self._rows[table]).with_config({"write_empty_chunks": True})
                 for column in layout.columns
             }
             for table, layout in TABLES.items()

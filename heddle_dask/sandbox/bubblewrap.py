@@ -81,9 +81,7 @@ class Interpreter:
         places = []
         for source, target in self.binds:
             for pattern in ("*-packages", "python*/*-packages"):
-                found = (
-                    path for path in Path(source).glob(pattern) if path.name in _PACKAGES and path.is_dir()
-                )
+                found = (path for path in Path(source).glob(pattern) if path.name in _PACKAGES and path.is_dir())
                 places += [str(Path(target, path.relative_to(source))) for path in found]
         return tuple(places)
 

@@ -70,9 +70,7 @@ async def run_function_tests(
         raise BadInput(f"hidden tests of {function!r}: no cases given")
     place = sandbox or await shared_sandbox()
     shares = [list(range(first, len(cases), cpus)) for first in range(min(cpus, len(cases)))]
-    order = [
-        {"function": function, "arguments": [_arguments(cases[i], i) for i in share]} for share in shares
-    ]
+    order = [{"function": function, "arguments": [_arguments(cases[i], i) for i in share]} for share in shares]
     runs = await _all(place, code, order, limits)
     failures: dict[int, str] = {}
     for share, run in zip(shares, runs, strict=True):

@@ -187,9 +187,7 @@ async def run_confined(
     )
 
 
-async def _watch(
-    prepared: PreparedRun, root: int, limits: SandboxLimits, accounting: ProcessAccounting
-) -> Cause:
+async def _watch(prepared: PreparedRun, root: int, limits: SandboxLimits, accounting: ProcessAccounting) -> Cause:
     own = prepared.wrapper_processes
     over = await until_over(
         lambda: accounting.usage(prepared, root),

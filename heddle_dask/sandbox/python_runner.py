@@ -80,9 +80,7 @@ class PythonSandbox:
             last = output.text.strip().splitlines()[-2:]
             attempts.append(f"{name}: {' '.join(last) or 'processes are not bounded'}")
         tried = "; ".join(attempts) or "nothing to try"
-        raise HeddleError(
-            f"no sandbox works on {os.uname().nodename} ({tried}): install the package `bubblewrap`"
-        )
+        raise HeddleError(f"no sandbox works on {os.uname().nodename} ({tried}): install the package `bubblewrap`")
 
     @property
     def mode(self) -> Mode:

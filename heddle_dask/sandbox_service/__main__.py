@@ -21,9 +21,7 @@ def main() -> int:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--port", type=int, default=8470, help="port to listen on (default: %(default)s)")
     parser.add_argument("--token-file", type=Path, required=True, help="file with the token; made if missing")
-    parser.add_argument(
-        "--lease-s", type=float, default=60.0, help="seconds of a lease (default: %(default)s)"
-    )
+    parser.add_argument("--lease-s", type=float, default=60.0, help="seconds of a lease (default: %(default)s)")
     parser.add_argument("--kind", default="", choices=["", *KINDS[:-1]], help="kind of sandbox")
     options = parser.parse_args()
     try:

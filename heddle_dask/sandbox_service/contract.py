@@ -36,7 +36,5 @@ def read_token(path: Path, *, make: bool = True) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise HeddleError(f"token file {path}: {error}") from error
     if facts.st_mode & 0o077 or not token:
-        raise HeddleError(
-            f"token file {path}: it must hold a token and be readable by its owner alone (chmod 600)"
-        )
+        raise HeddleError(f"token file {path}: it must hold a token and be readable by its owner alone (chmod 600)")
     return token

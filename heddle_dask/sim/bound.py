@@ -180,8 +180,7 @@ def _path_s(work: PlannedWork, kinds: Sequence[_Kind]) -> Floats:
     )
     # `alone_s` already contains the time of the spared experts beyond the minimum.
     residues = [
-        min(replace(kind, spared_token_s=0.0).sampled_s(r) for kind in kinds)
-        for r in range(1, BLOCK_TOKENS + 1)
+        min(replace(kind, spared_token_s=0.0).sampled_s(r) for kind in kinds) for r in range(1, BLOCK_TOKENS + 1)
     ]
     chunks = -(-work.path_prefill // best.chunk_tokens)
     steps_s: Floats = (chunks + work.generated - 1) * best.alone_s + best.prefill_s * work.path_prefill

@@ -117,8 +117,7 @@ class Cluster:
         degrees = self.tp_degrees
         tables = self._measured(shape, degrees)
         costs = {
-            degree: engine_cost_for(shape, chip, degree, table=tables.get(degree))
-            for degree in dict.fromkeys(degrees)
+            degree: engine_cost_for(shape, chip, degree, table=tables.get(degree)) for degree in dict.fromkeys(degrees)
         }
         engines: list[tuple[EngineDescription, EngineCost]] = []
         for number, degree in enumerate(degrees):
@@ -160,9 +159,7 @@ class Cluster:
             links.append(self._link(shape, chip, {}, degrees))
         delays = ControlDelays.measured(self.step_added_s, self.action_added_s)
         slowest = max(links, key=lambda link: link.token_s)
-        return SimulatedFleet(
-            tuple(engines), delays=delays, link=slowest, faults=self.faults, tool_cpus=self.tool_cpus
-        )
+        return SimulatedFleet(tuple(engines), delays=delays, link=slowest, faults=self.faults, tool_cpus=self.tool_cpus)
 
     def conditions(self) -> dict[str, object]:
         """Measured tables, assumed GPU and faults, for the conditions that a simulation prints; empty without any."""
@@ -250,9 +247,7 @@ def cluster_of(name_or_file: str) -> Cluster:
         return CLUSTERS[name_or_file]
     path = Path(name_or_file)
     if not path.is_file():
-        raise BadInput(
-            f"cluster {name_or_file!r}: neither one of {', '.join(CLUSTERS)} nor an existing TOML file"
-        )
+        raise BadInput(f"cluster {name_or_file!r}: neither one of {', '.join(CLUSTERS)} nor an existing TOML file")
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -266,9 +261,7 @@ def _beside(cluster_file: Path, table: str) -> str:
     return table if table in table_names() else str(cluster_file.parent / table)
 
 
-def with_choices(
-    cluster: Cluster, *, tp: int | None, slots: int | None, tables: Sequence[str] = ()
-) -> Cluster:
+def with_choices(cluster: Cluster, *, tp: int | None, slots: int | None, tables: Sequence[str] = ()) -> Cluster:
     """The cluster with another uniform degree, number of slots, or measured tables, as far as given."""
     if tp is not None:
         cluster = replace(cluster, tp=tp)

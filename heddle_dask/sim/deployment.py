@@ -53,9 +53,7 @@ def plan_fleet(
     """Plan the TP degrees of the cluster's GPUs for this work, with engines as in `fleets`; starting them is free."""
     engines = engine_of_each(fleets)
     budget = AvailableGpus(cluster.gpus, cluster.gpus_per_node, tuple(engines))
-    return plan_for_works(
-        works, "given", budget, engines, seed=seed, told_apart=told_apart, settings=settings
-    )
+    return plan_for_works(works, "given", budget, engines, seed=seed, told_apart=told_apart, settings=settings)
 
 
 @dataclass(frozen=True, slots=True)

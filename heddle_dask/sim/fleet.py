@@ -45,10 +45,7 @@ class ServiceTimes:
     failure_share: float = 0.0
 
     def __post_init__(self) -> None:
-        if (
-            min(self.link_bytes_s, self.files_bytes_s) <= 0
-            or min(self.setup_s, self.evict_s, self.batch_cost) < 0
-        ):
+        if min(self.link_bytes_s, self.files_bytes_s) <= 0 or min(self.setup_s, self.evict_s, self.batch_cost) < 0:
             raise BadInput("service times: rates must be above 0, and seconds at least 0")
 
     def load_s(self, service: ModelService, gpus: int, cold: bool) -> float:
@@ -280,9 +277,7 @@ def equal_hosts(
 ) -> tuple[HostDescription, ...]:
     """`count` identical hosts for actions, numbered from `first`."""
     resources = Resources.of(cpus=cpus, memory_bytes=memory_bytes)
-    return tuple(
-        HostDescription(HostId(f"host-{first + number}"), resources, pool) for number in range(count)
-    )
+    return tuple(HostDescription(HostId(f"host-{first + number}"), resources, pool) for number in range(count))
 
 
 def equal_engines(

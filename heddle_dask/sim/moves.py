@@ -118,9 +118,7 @@ class SimulatedMoves:
             shared_tokens=plan.prompt_tokens,
         )
 
-    def _send(
-        self, job: SimulatedJob, engine_id: EngineId, under_way: dict[SimulatedJob, _Move], move: _Move
-    ) -> None:
+    def _send(self, job: SimulatedJob, engine_id: EngineId, under_way: dict[SimulatedJob, _Move], move: _Move) -> None:
         under_way[job] = move
         self._time.after(self._fleet.delays.start_s, self._engines[engine_id].submit, job)
 

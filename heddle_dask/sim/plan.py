@@ -199,9 +199,7 @@ def budget_of(
     if gpus < 1:
         raise BadInput(f"a budget of {gpus} GPUs: give at least 1")
     if cluster.pools:
-        raise BadInput(
-            "a cluster with pools of several classes is not planned: compare such with `heddle simulate`"
-        )
+        raise BadInput("a cluster with pools of several classes is not planned: compare such with `heddle simulate`")
     shape = model_of(model)
     among = replace(cluster, gpus=gpus)
     fleets, refused = uniform_fleets(among, shape, max_context_tokens)
@@ -238,9 +236,7 @@ def jobs_of(
     ]
 
 
-def played_of(
-    budgets: Sequence[GpuBudget], rollouts: Sequence[SimulatedRollout]
-) -> list[list[PlayedCandidate]]:
+def played_of(budgets: Sequence[GpuBudget], rollouts: Sequence[SimulatedRollout]) -> list[list[PlayedCandidate]]:
     """The candidates of each budget with their rollouts; `rollouts` are in the order of `jobs_of`."""
     places = [(budget, candidate) for budget in budgets for candidate in budget.candidates]
     played = iter(

@@ -84,10 +84,7 @@ def _table(rollouts: Sequence[SimulatedRollout]) -> str:
 
 def _bounds(rollouts: Sequence[SimulatedRollout]) -> str:
     bound = min((one.bound for one in rollouts), key=lambda bound: bound.seconds)
-    bars = [
-        (one.strategy, one.bound_share, f"{one.bound_share:.1%} ({one.makespan_s:,.1f} s)")
-        for one in rollouts
-    ]
+    bars = [(one.strategy, one.bound_share, f"{one.bound_share:.1%} ({one.makespan_s:,.1f} s)") for one in rollouts]
     terms = (
         f"No strategy can be faster than {bound.seconds:,.1f} s: {bound.binding} (longest path {bound.path_s:,.1f} s, "
         f"work {bound.work_s:,.1f} s, both {bound.combined_s:,.1f} s, tools {bound.tools_s:,.1f} s): the dashed line."

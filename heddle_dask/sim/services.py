@@ -185,8 +185,6 @@ class SimulatedServices:
         call, run_s = request.call, self._time.now_s - request.began_s
         call.run_s, call.cause = run_s, request.cause
         ok = not request.cause
-        event = ev.ActionFinished(
-            self._time.now_s, action_id, batch.host_id, run_s, ok=ok, cause=request.cause
-        )
+        event = ev.ActionFinished(self._time.now_s, action_id, batch.host_id, run_s, ok=ok, cause=request.cause)
         # Its place is free before the controller hears of it: what it commands next may run there.
         self._time.after(0.0, self._ended, event, call)

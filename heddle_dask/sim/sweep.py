@@ -175,9 +175,7 @@ def sweep_jobs(
         The seed for which rollouts keep their timelines.
     """
     return [
-        SimulationJob(workload, fleet, arm, seed, warm, watched=seed == watched_seed)
-        for seed in seeds
-        for arm in arms
+        SimulationJob(workload, fleet, arm, seed, warm, watched=seed == watched_seed) for seed in seeds for arm in arms
     ]
 
 

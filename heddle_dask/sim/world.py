@@ -95,9 +95,7 @@ class SimulatedWorld:
         self._fault_draws = FaultDraws(fleet.faults, seed)
         # Steps that were sent to an engine and have not reported, with their engine.
         self._jobs: dict[StepId, tuple[EngineId, SimulatedJob]] = {}
-        self.moves = SimulatedMoves(
-            fleet, self.time, self.engines, self._versions, self._keeps_kv, self._tell
-        )
+        self.moves = SimulatedMoves(fleet, self.time, self.engines, self._versions, self._keeps_kv, self._tell)
         self.calls = SimulatedCalls(
             fleet, self.time, self._fault_draws.tool_fails, self._tell, self._returned, self._tool_given_up
         )

@@ -39,9 +39,7 @@ class Hysteresis:
 
     def __post_init__(self) -> None:
         if self.ratio < 1 or self.margin_tokens < 0:
-            raise ValueError(
-                f"ratio={self.ratio}, margin_tokens={self.margin_tokens}: use at least 1 and at least 0"
-            )
+            raise ValueError(f"ratio={self.ratio}, margin_tokens={self.margin_tokens}: use at least 1 and at least 0")
         if self.margin_levels < 1:
             raise ValueError(f"margin_levels={self.margin_levels}: use at least 1")
         if self.least_wait_tokens < 0:
@@ -64,7 +62,5 @@ class Hysteresis:
 
 def _wait_tokens(running: Sequence[Trajectory]) -> float:
     """Expected tokens until the first running step ends, if each ends at its own constant rate."""
-    ends_per_token = sum(
-        [t.steps_finished / max(1, t.generated_tokens - t.open_step_tokens) for t in running]
-    )
+    ends_per_token = sum([t.steps_finished / max(1, t.generated_tokens - t.open_step_tokens) for t in running])
     return 1.0 / ends_per_token if ends_per_token else math.inf

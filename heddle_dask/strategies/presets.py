@@ -236,11 +236,7 @@ def strategies_of_run(described: Mapping[str, Any]) -> StrategySet:
         classes = cost.get("by_class", {})
         if classes:
             known = ClassCosts(
-                {
-                    (name, degree): cost_from_mapping(form, degree)
-                    for name, form in classes.items()
-                    for degree in known
-                }
+                {(name, degree): cost_from_mapping(form, degree) for name, form in classes.items() for degree in known}
             )
         tell_costs(strategies, known)
     return strategies
@@ -292,13 +288,9 @@ def _parse_override(text: str) -> tuple[str, str, dict[str, Any]]:
     head, *rest = text.split(",")
     part, _, name = head.partition("=")
     if part not in PARTS:
-        raise BadInput(
-            f"strategy override '{text}': unknown part '{part}'; choose one of: {', '.join(PARTS)}"
-        )
+        raise BadInput(f"strategy override '{text}': unknown part '{part}'; choose one of: {', '.join(PARTS)}")
     if name not in PARTS[part] and not is_imported(name):
-        raise BadInput(
-            f"strategy override '{text}': unknown {part} '{name}'; choose one of: {', '.join(PARTS[part])}"
-        )
+        raise BadInput(f"strategy override '{text}': unknown {part} '{name}'; choose one of: {', '.join(PARTS[part])}")
     options: dict[str, Any] = {}
     for pair in rest:
         key, equals, value = pair.partition("=")
@@ -311,9 +303,7 @@ def _parse_override(text: str) -> tuple[str, str, dict[str, Any]]:
     return part, name, options
 
 
-def _build(
-    part: str, name: str, options: dict[str, Any], seed: int, built: Mapping[str, Any] | None = None
-) -> Any:
+def _build(part: str, name: str, options: dict[str, Any], seed: int, built: Mapping[str, Any] | None = None) -> Any:
     kind = imported_strategy(part, name) if is_imported(name) else PARTS[part][name]
     if kind is HardwareMap:  # its options are domains
         return HardwareMap.from_options(options)

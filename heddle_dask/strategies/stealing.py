@@ -84,9 +84,7 @@ class PricedStealing:
             return 0.0
         kept = min(trajectory.kept_tokens, trajectory.context_tokens)
         cost = self._costs.of(target)
-        return cost.prefill_s(trajectory.context_tokens) - cost.prefill_s(
-            trajectory.context_tokens - kept, kept
-        )
+        return cost.prefill_s(trajectory.context_tokens) - cost.prefill_s(trajectory.context_tokens - kept, kept)
 
     def _room(self, engine: Engine) -> float:
         """KV tokens that neither residents nor reservations of that engine have."""

@@ -196,9 +196,7 @@ def stored_steps(folder: Path) -> dict[int, Path]:
         There is no such folder, or it has none.
     """
     inside = folder / BATCHES if (folder / BATCHES).is_dir() else folder
-    found = {
-        int(match[1]): path for path in inside.glob("step-*.npz") if (match := _NAME.fullmatch(path.name))
-    }
+    found = {int(match[1]): path for path in inside.glob("step-*.npz") if (match := _NAME.fullmatch(path.name))}
     if not found:
         raise BadInput(f"no batches in {inside}: give the folder of a training run")
     return dict(sorted(found.items()))

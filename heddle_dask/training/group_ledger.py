@@ -171,9 +171,7 @@ class GroupLedger:
         self._groups[start.group_id] = group
         self._group_of.update(dict.fromkeys(members, group))
 
-    def ended(
-        self, record: TrajectoryRecord, lost_tokens: int = 0, dropped_tokens: int = 0
-    ) -> list[LedgerDecision]:
+    def ended(self, record: TrajectoryRecord, lost_tokens: int = 0, dropped_tokens: int = 0) -> list[LedgerDecision]:
         """A member has ended.
 
         Parameters
@@ -212,9 +210,7 @@ class GroupLedger:
         if cause is not None:
             self.wasted_tokens[cause] += tokens
 
-    def _take_complete(
-        self, group: _Group, record: TrajectoryRecord, decisions: list[LedgerDecision]
-    ) -> None:
+    def _take_complete(self, group: _Group, record: TrajectoryRecord, decisions: list[LedgerDecision]) -> None:
         if group.phase == "finished" and self._plan.late_members == "keep":
             group.late.append(record)
         elif group.phase == "open":
@@ -224,20 +220,14 @@ class GroupLedger:
                 self._finish(group, decisions)
         else:
             # It came to its end although it was cancelled.
-            self._waste(
-                group, group.cause if group.phase == "dropped" else REDUNDANT, record.generated_tokens
-            )
+            self._waste(group, group.cause if group.phase == "dropped" else REDUNDANT, record.generated_tokens)
 
     def _finish(self, group: _Group, decisions: list[LedgerDecision]) -> None:
         group.phase = "finished"
-        group.finished = FinishedGroup(
-            group.start.group_id, group.task_id, group.environment, tuple(group.records)
-        )
+        group.finished = FinishedGroup(group.start.group_id, group.task_id, group.environment, tuple(group.records))
         group.counts = self._counts(group.finished)
         if self._plan.late_members == "keep":
-            decisions.append(
-                DeliverGroup(replace(group.finished, cancelled_tokens=group.cancelled), group.counts)
-            )
+            decisions.append(DeliverGroup(replace(group.finished, cancelled_tokens=group.cancelled), group.counts))
         else:
             decisions.extend(CancelMember(name, REDUNDANT) for name in group.running)
         self._count(group.counts, decisions)

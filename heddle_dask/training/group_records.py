@@ -42,9 +42,7 @@ def trajectory_group(
         A sampled token has no logprob, or was sampled in a way that cannot be trained on (`trainable_sampling`); the
         message names the trajectory.
     """
-    members = tuple(
-        member for record in finished.records if (member := training_trajectory(record)) is not None
-    )
+    members = tuple(member for record in finished.records if (member := training_trajectory(record)) is not None)
     if not members or len(members) + len(earlier_rewards) < FEWEST_MEMBERS:
         return None
     return TrajectoryGroup(
@@ -113,9 +111,7 @@ def _sequence(trajectory_id: str, branch: TokenRecord, steps: list[StepRecord]) 
     )
 
 
-def _check_logprobs(
-    trajectory_id: str, logprobs: npt.NDArray[np.float32], trained: npt.NDArray[np.bool_]
-) -> None:
+def _check_logprobs(trajectory_id: str, logprobs: npt.NDArray[np.float32], trained: npt.NDArray[np.bool_]) -> None:
     missing = np.flatnonzero(trained & ~np.isfinite(logprobs))
     if len(missing):
         raise BadInput(

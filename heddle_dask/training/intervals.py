@@ -26,9 +26,7 @@ class MeanInterval:
         return self.low, self.high
 
 
-def bootstrap_mean(
-    values: npt.ArrayLike, *, seed: int = 0, draws: int = DRAWS, level: float = LEVEL
-) -> MeanInterval:
+def bootstrap_mean(values: npt.ArrayLike, *, seed: int = 0, draws: int = DRAWS, level: float = LEVEL) -> MeanInterval:
     """The mean of `values` and its percentile interval over resampled values.
 
     Raises
@@ -111,9 +109,7 @@ def _values(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return array
 
 
-def _resampled_means(
-    values: npt.NDArray[np.float64], rng: np.random.Generator, draws: int
-) -> npt.NDArray[np.float64]:
+def _resampled_means(values: npt.NDArray[np.float64], rng: np.random.Generator, draws: int) -> npt.NDArray[np.float64]:
     """Means of `draws` resamples, in pieces: a thousand tasks by ten thousand draws would take 80 MB at once."""
     at_once = max(1, 1_000_000 // len(values))
     pieces = []

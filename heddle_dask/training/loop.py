@@ -123,9 +123,7 @@ LoopEvent = BatchReady | StepTrained | PublishEnded | SwitchEnded | EvaluationEn
 LoopCommand = OpenBatches | FormBatch | TrainOnBatch | PublishVersion | SwitchVersion | Evaluate | EndTraining
 
 
-LoopPhase = Literal[
-    "starting", "waiting for a batch", "switching", "training", "publishing", "evaluating", "done"
-]
+LoopPhase = Literal["starting", "waiting for a batch", "switching", "training", "publishing", "evaluating", "done"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,9 +64,7 @@ class TrainingPlan:
         if self.barrier and self.depth > 1:
             raise BadInput(f"depth {self.depth} with one batch after another: use a depth of 0 or 1")
         if self.depth == 0 and self.switch == "after-batch":
-            raise BadInput(
-                "depth 0 with switch=after-batch: the next batch needs the new weights, use before-batch"
-            )
+            raise BadInput("depth 0 with switch=after-batch: the next batch needs the new weights, use before-batch")
         if self.barrier and self.depth == 1 and self.switch == "before-batch":
             raise BadInput(
                 "one-off with switch=before-batch: trajectories of the running batch would change their weights; "
@@ -123,7 +121,5 @@ def plan_of_mode(
     given = (alpha, depth, None, switch)
     for name, value, of_mode in zip(("alpha", "depth", "", "switch"), given, fixed, strict=True):
         if value is not None and value != of_mode:
-            raise BadInput(
-                f"{name} {value} in mode {mode}, whose {name} is {of_mode}: leave it out, or use mode async"
-            )
+            raise BadInput(f"{name} {value} in mode {mode}, whose {name} is {of_mode}: leave it out, or use mode async")
     return TrainingPlan(steps, fixed[0], fixed[1], fixed[2], fixed[3], evaluate_every)

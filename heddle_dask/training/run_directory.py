@@ -65,9 +65,7 @@ class TrainingDirectory:
         if not self.is_training():
             raise BadInput(f"--out {self.path} exists and is no training: give another path, or remove it")
         if mode == "create":
-            raise BadInput(
-                f"--out {self.path} is a training: go on with it by --resume, or replace it by --overwrite"
-            )
+            raise BadInput(f"--out {self.path} is a training: go on with it by --resume, or replace it by --overwrite")
 
     def begin(self, description: Mapping[str, Any], mode: DirectoryMode, lineage: str) -> dict[str, Any]:
         """Make or open the directory; returns what ``run.json`` says now.
@@ -172,9 +170,7 @@ def _check_same(path: Path, stored: Mapping[str, Any], asked: Mapping[str, Any])
     for name in sorted({*stored, *asked} - {*FREE_TO_CHANGE}):
         before, now = stored.get(name), json.loads(json.dumps(asked.get(name)))
         if before != now:
-            raise BadInput(
-                f"--resume {path}: {name} was {_short(before)}, and is {_short(now)} now: give the same"
-            )
+            raise BadInput(f"--resume {path}: {name} was {_short(before)}, and is {_short(now)} now: give the same")
 
 
 def _short(value: Any) -> str:

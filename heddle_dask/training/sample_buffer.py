@@ -226,9 +226,7 @@ class SampleBuffer:
             After `BatchRule.empty_draws` draws in a row.
         """
         # Of equal ones the first that arrived: the sort is stable.
-        valid = sorted(
-            (g for g in self._waiting.values() if not self._cause_of_age(g)), key=lambda g: g.first_version
-        )
+        valid = sorted((g for g in self._waiting.values() if not self._cause_of_age(g)), key=lambda g: g.first_version)
         groups = [group for group in valid if not group.late_for]
         late = [group for group in valid if group.late_for]
         needed = self.rule.groups
@@ -367,8 +365,7 @@ class SampleBuffer:
 
     def _begin_lineage(self, lineage: str, number: int) -> None:
         self._newest_of = {
-            name: number if newest is None else min(newest, number)
-            for name, newest in self._newest_of.items()
+            name: number if newest is None else min(newest, number) for name, newest in self._newest_of.items()
         }
         self._newest_of[lineage] = None
         self._lineage = lineage
@@ -376,6 +373,4 @@ class SampleBuffer:
 
 
 def _dropped(group: BufferedGroup, cause: str) -> GroupDropped:
-    return GroupDropped(
-        group.group_id, group.environment, cause, group.sampled_tokens, group.rewards, group.late_for
-    )
+    return GroupDropped(group.group_id, group.environment, cause, group.sampled_tokens, group.rewards, group.late_for)

@@ -191,9 +191,7 @@ def step_row(
 
 def _staleness(batch: TrainingBatch) -> dict[str, int]:
     """Trajectories by n - b, where n steps were finished when the batch was formed."""
-    ages = Counter(
-        batch.step - 1 - member.first_version for group in batch.groups for member in group.members
-    )
+    ages = Counter(batch.step - 1 - member.first_version for group in batch.groups for member in group.members)
     return {str(age): ages[age] for age in sorted(ages)}
 
 

@@ -53,9 +53,7 @@ class StoredSamples:
         What waits and runs. Change it by the methods of this class.
     """
 
-    def __init__(
-        self, folder: Path, log: Journal, buffer: SampleBuffer, groups: dict[str, TrajectoryGroup]
-    ) -> None:
+    def __init__(self, folder: Path, log: Journal, buffer: SampleBuffer, groups: dict[str, TrajectoryGroup]) -> None:
         self._folder = folder
         self._log = log
         self.buffer = buffer

@@ -51,9 +51,7 @@ def check_trainable_sampling(
                 f"({name} {neutral:g})"
             )
     if structured is not None:
-        raise BadInput(
-            f"{where}: structured output: training needs tokens sampled from the whole distribution"
-        )
+        raise BadInput(f"{where}: structured output: training needs tokens sampled from the whole distribution")
 
 
 def check_step_is_trainable(where: str, step: StepRecord) -> None:

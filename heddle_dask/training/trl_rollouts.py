@@ -111,9 +111,7 @@ class TrlRollouts:
             records = sorted(self._roll_out(task_ids, count), key=lambda one: (one.task_id, one.sample_index))
             for record in records:
                 found.setdefault(record.task_id, deque()).append(record)
-        missing = sorted(
-            task for task, count in Counter(prompts).items() if len(found.get(task, ())) != count
-        )
+        missing = sorted(task for task, count in Counter(prompts).items() if len(found.get(task, ())) != count)
         if missing:
             raise BadInput(f"TRL: the rollout did not give one attempt for each prompt of task {missing[0]}")
         return [found[task_id].popleft() for task_id in prompts]
@@ -147,9 +145,7 @@ class TrlRollouts:
             )
         temperatures = np.unique(one.temperatures[one.trained])
         if temperatures.tolist() != [np.float32(self._temperature)]:
-            raise BadInput(
-                f"{where} was sampled at temperature {temperatures[0]:g}: TRL takes {self._temperature:g}"
-            )
+            raise BadInput(f"{where} was sampled at temperature {temperatures[0]:g}: TRL takes {self._temperature:g}")
         return member.sequences
 
 
@@ -158,9 +154,7 @@ def trl_prompts(task_ids: Iterable[str]) -> list[dict[str, str]]:
     return [{"prompt": task_id} for task_id in task_ids]
 
 
-def environment_reward(
-    prompts: Sequence[Any], completions: Sequence[Any], **fields: Sequence[Any]
-) -> list[float]:
+def environment_reward(prompts: Sequence[Any], completions: Sequence[Any], **fields: Sequence[Any]) -> list[float]:
     """TRL's reward function: the rewards that the environment gave."""
     return [float(reward) for reward in fields[REWARD_FIELD]]
 

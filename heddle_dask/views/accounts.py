@@ -248,9 +248,7 @@ _RANK = {phase: rank for rank, phase in enumerate(_PHASES)}
 
 def _swept(spans: Sequence[tuple[int, int, int]]) -> Iterator[tuple[int, int, int]]:
     """Between any two ends of overlapping spans, the lowest rank that is open."""
-    changes = sorted(
-        [(start, 1, rank) for start, _, rank in spans] + [(stop, -1, rank) for _, stop, rank in spans]
-    )
+    changes = sorted([(start, 1, rank) for start, _, rank in spans] + [(stop, -1, rank) for _, stop, rank in spans])
     open_of = [0] * len(_PHASES)
     previous = 0
     for at, change, rank in changes:
@@ -321,9 +319,7 @@ def _one_after_another(start: int, phases: Iterable[tuple[Phase, int]]) -> Itera
             start += length
 
 
-def _spans_without_result(
-    record: AnyRecord, facts: ControlFacts, paths: Mapping[int, str]
-) -> Iterator[TimeSegment]:
+def _spans_without_result(record: AnyRecord, facts: ControlFacts, paths: Mapping[int, str]) -> Iterator[TimeSegment]:
     """Requests of steps that have no record: they were lost or cancelled."""
     if math.isnan(facts.admitted_s):
         return
@@ -351,9 +347,7 @@ def _paths_by_branch(record: AnyRecord, facts: ControlFacts | None) -> dict[int,
 def worked_here(phase: StepRecord | ActionRecord) -> bool:
     """Whether its time of work fits into its time: False for results that a resumed run took from its journal."""
     worked_s = (
-        _known(phase.prefill_s) + _known(phase.decode_s)
-        if isinstance(phase, StepRecord)
-        else _known(phase.run_s)
+        _known(phase.prefill_s) + _known(phase.decode_s) if isinstance(phase, StepRecord) else _known(phase.run_s)
     )
     # Of what has no times, nothing can be said against it: max keeps 0.0 against nan.
     return worked_s <= max(0.0, phase.finished_s - phase.submitted_s) + _TOLERANCE_S

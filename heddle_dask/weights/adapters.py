@@ -33,9 +33,7 @@ def to_float32(tensor: RawTensor) -> npt.NDArray[np.float32]:
     elif tensor.dtype in ("F32", "F16"):
         values = raw.view({"F32": "<f4", "F16": "<f2"}[tensor.dtype]).astype(np.float32)
     else:
-        raise WeightsRefused(
-            f"tensor {tensor.name} has type {tensor.dtype}: an adapter needs F32, F16 or BF16"
-        )
+        raise WeightsRefused(f"tensor {tensor.name} has type {tensor.dtype}: an adapter needs F32, F16 or BF16")
     return values.reshape(tensor.shape)
 
 
@@ -44,13 +42,9 @@ def from_float32(name: str, dtype: str, values: npt.NDArray[np.float32]) -> RawT
     shape = values.shape
     if dtype == "BF16":
         bits = np.ascontiguousarray(values, dtype="<f4").reshape(-1).view("<u4")
-        rounded = (
-            (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        ).astype("<u2")
+        rounded = ((bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)).astype("<u2")
         # The sum above would turn some patterns of "not a number" into infinity or zero.
-        data: npt.NDArray[Any] = np.where(np.isnan(values.reshape(-1)), np.uint16(0x7FC0), rounded).astype(
-            "<u2"
-        )
+        data: npt.NDArray[Any] = np.where(np.isnan(values.reshape(-1)), np.uint16(0x7FC0), rounded).astype("<u2")
     elif dtype in ("F32", "F16"):
         data = np.ascontiguousarray(values, dtype={"F32": "<f4", "F16": "<f2"}[dtype])
     else:
@@ -75,9 +69,7 @@ def adapter_pairs(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     for name in names:
         match = _NAME.fullmatch(name)
         if match is None:
-            raise WeightsRefused(
-                f"tensor {name} of an adapter is neither lora_A nor lora_B: publish merged weights"
-            )
+            raise WeightsRefused(f"tensor {name} of an adapter is neither lora_A nor lora_B: publish merged weights")
         parts.setdefault(match["module"] + ".weight", {})[match["part"]] = name
     for target, found in parts.items():
         if set(found) != {"A", "B"}:
@@ -85,9 +77,7 @@ def adapter_pairs(names: Iterable[str]) -> dict[str, tuple[str, str]]:
     return {target: (found["A"], found["B"]) for target, found in parts.items()}
 
 
-def check_adapter(
-    tensors: Iterable[TensorFacts], base: Mapping[str, TensorFacts], adapter: AdapterFacts
-) -> None:
+def check_adapter(tensors: Iterable[TensorFacts], base: Mapping[str, TensorFacts], adapter: AdapterFacts) -> None:
     """Raise `WeightsRefused` for matrices that fit no weight of the base."""
     shapes = {tensor.name: tensor.shape for tensor in tensors}
     for target, (down, up) in adapter_pairs(shapes).items():

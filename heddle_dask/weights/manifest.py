@@ -137,9 +137,7 @@ class WeightManifest:
             body = json.loads(text)
             digest = body.pop("digest")
             if body.pop("format") != FORMAT or body.pop("format_version") != FORMAT_VERSION:
-                raise WeightsRefused(
-                    f"a manifest of another format: this version reads {FORMAT} {FORMAT_VERSION}"
-                )
+                raise WeightsRefused(f"a manifest of another format: this version reads {FORMAT} {FORMAT_VERSION}")
             adapter = body["adapter"]
             manifest = cls(
                 version=PolicyVersion(str(body["lineage"]), int(body["version"])),
@@ -150,9 +148,7 @@ class WeightManifest:
             )
             check_types(manifest)
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise WeightsRefused(
-                f"a manifest that cannot be read ({type(error).__name__}: {error})"
-            ) from None
+            raise WeightsRefused(f"a manifest that cannot be read ({type(error).__name__}: {error})") from None
         if manifest.digest != digest:
             raise WeightsRefused("a manifest that does not match its own digest")
         manifest.check()
@@ -202,9 +198,7 @@ def is_lineage(name: str) -> bool:
 def check_version(version: PolicyVersion) -> None:
     """Raise `BadInput` for a version that cannot be the name of a directory or an engine's label."""
     if not is_lineage(version.lineage):
-        raise BadInput(
-            f"lineage {version.lineage!r}: use up to 100 letters, digits, dots, dashes and underscores"
-        )
+        raise BadInput(f"lineage {version.lineage!r}: use up to 100 letters, digits, dots, dashes and underscores")
     if version.number < 0:
         raise BadInput(f"version {version.number}: use a number of at least 0")
 
@@ -215,8 +209,7 @@ def _bucket(body: Mapping[str, Any]) -> WeightBucket:
         nbytes=int(body["nbytes"]),
         digest=str(body["digest"]),
         tensors=tuple(
-            TensorFacts(str(name), str(dtype), tuple(map(int, shape)))
-            for name, dtype, shape in body["tensors"]
+            TensorFacts(str(name), str(dtype), tuple(map(int, shape))) for name, dtype, shape in body["tensors"]
         ),
     )
 

@@ -87,9 +87,7 @@ def weights_digest(directory: str | Path) -> str:
             try:
                 header = read_header(file)
             except WeightsRefused as error:
-                raise BadInput(
-                    f"the weights of model directory {directory} cannot be read: {error}"
-                ) from None
+                raise BadInput(f"the weights of model directory {directory} cannot be read: {error}") from None
             for one in header:
                 hasher = hashlib.blake2b(digest_size=16)
                 reading.seek(one.start)
@@ -97,9 +95,7 @@ def weights_digest(directory: str | Path) -> str:
                 while left:
                     chunk = reading.read(min(left, _CHUNK_BYTES))
                     if not chunk:
-                        raise BadInput(
-                            f"the weights of model directory {directory} change while they are read"
-                        )
+                        raise BadInput(f"the weights of model directory {directory} change while they are read")
                     hasher.update(chunk)
                     left -= len(chunk)
                 parts.append([one.facts.name, one.facts.dtype, list(one.facts.shape), hasher.hexdigest()])

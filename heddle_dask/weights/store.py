@@ -147,9 +147,7 @@ class WeightStore:
                 return manifest
         return None
 
-    def prune(
-        self, lineage: str, keep: int, in_use: Collection[PolicyVersion] = ()
-    ) -> tuple[PolicyVersion, ...]:
+    def prune(self, lineage: str, keep: int, in_use: Collection[PolicyVersion] = ()) -> tuple[PolicyVersion, ...]:
         """Remove all versions but the newest `keep` and those `in_use`; returns what was removed.
 
         Unfinished versions older than the newest complete one go as well. A manifest goes before its buckets: a reader

@@ -154,9 +154,7 @@ def _tensors(head: bytes, end: int, name: str) -> tuple[StoredTensor, ...]:
         if length > _LONGEST_HEADER_BYTES:
             raise ValueError(f"a header of {length} bytes")
         header = json.loads(head[8:])
-        stored = tuple(
-            _stored(key, entry, 8 + length) for key, entry in header.items() if key != "__metadata__"
-        )
+        stored = tuple(_stored(key, entry, 8 + length) for key, entry in header.items() if key != "__metadata__")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsRefused(f"{name} is no safetensors file: {error}") from None
     for one in stored:
@@ -167,9 +165,7 @@ def _tensors(head: bytes, end: int, name: str) -> tuple[StoredTensor, ...]:
 
 def _stored(name: str, entry: Mapping[str, Any], base: int) -> StoredTensor:
     start, stop = entry["data_offsets"]
-    return StoredTensor(
-        TensorFacts(name, str(entry["dtype"]), tuple(entry["shape"])), base + start, base + stop
-    )
+    return StoredTensor(TensorFacts(name, str(entry["dtype"]), tuple(entry["shape"])), base + start, base + stop)
 
 
 def read_tensors(path: Path) -> Iterable[RawTensor]:

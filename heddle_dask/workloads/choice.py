@@ -66,9 +66,7 @@ def load_workload(
             f"give {math.ceil(trajectories / samples) * samples}"
         )
     return [
-        fit_into_context(
-            one, token_scale=token_scale, tool_scale=tool_scale, max_context_tokens=max_context_tokens
-        )
+        fit_into_context(one, token_scale=token_scale, tool_scale=tool_scale, max_context_tokens=max_context_tokens)
         for one in synthesize(name, prompts=trajectories // samples, samples=samples, seed=seed)
     ]
 

@@ -140,9 +140,7 @@ def planned_trace(
     # A replay neither reads the last observation nor waits for the tool after the last step, nor for a person.
     observed = [step.observation_tokens or 0 for step in trace.steps[:-1]] + [0]
     tools = [step.tool for step in trace.steps[:-1]] + [None]
-    waits = [0.0 if step.tool is None or step.human else step.tool_s or 0.0 for step in trace.steps[:-1]] + [
-        0.0
-    ]
+    waits = [0.0 if step.tool is None or step.human else step.tool_s or 0.0 for step in trace.steps[:-1]] + [0.0]
     whole = PlannedTrajectory(
         trace.trajectory_id,
         trace.group_id,

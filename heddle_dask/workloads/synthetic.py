@@ -209,9 +209,7 @@ def _group(
     # One generator per prompt, so that more prompts do not change the first ones. The seed contains the name's bytes:
     # Python's `hash` of a string differs between processes.
     rng = np.random.default_rng([seed, int.from_bytes(name.encode(), "big"), prompt])
-    prompt_tokens = _log_normal(
-        rng, parameters.prompt_mean_tokens, parameters.prompt_tokens_log_sd, 1
-    ).tolist()
+    prompt_tokens = _log_normal(rng, parameters.prompt_mean_tokens, parameters.prompt_tokens_log_sd, 1).tolist()
     outputs = _output_tokens(rng, parameters, samples, max_output_tokens)
     counts = _step_counts(rng, parameters, outputs)
     group_id = f"{name}-{seed}-{prompt}"

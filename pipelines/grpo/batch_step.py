@@ -100,14 +100,10 @@ class BatchStep:
             prox=_joined(micro, prox) if prox else logprobs.detach(),
             behaviour=_tensor([one.logprobs for one in micro], device),
             reference=_joined(micro, reference) if reference else None,
-            advantages=_tensor(
-                [np.full(len(one.targets), one.advantage, np.float32) for one in micro], device
-            ),
+            advantages=_tensor([np.full(len(one.targets), one.advantage, np.float32) for one in micro], device),
         )
         losses = self._loss(inputs, self._spec)
-        weight = _tensor(
-            [np.full(len(one.targets), weights[one.trajectory], np.float32) for one in micro], device
-        )
+        weight = _tensor([np.full(len(one.targets), weights[one.trajectory], np.float32) for one in micro], device)
         # FSDP takes the mean over ranks; the weights are those of the sum.
         ((losses * weight).sum() * self._spec.ranks).backward()
         versions = _tensor([one.versions for one in micro], device)
@@ -115,9 +111,7 @@ class BatchStep:
 
     def _forward(self, model: Any, micro: Sequence[TrainedSequence]) -> TokenLogprobs:
         device = self._policy.device
-        half = (
-            torch.autocast(device.type, torch.bfloat16) if self._spec.dtype == "bfloat16" else nullcontext()
-        )
+        half = torch.autocast(device.type, torch.bfloat16) if self._spec.dtype == "bfloat16" else nullcontext()
         with half:
             return token_logprobs(model, micro or [_NOTHING], device, packed=self._spec.packed)
 

@@ -53,9 +53,7 @@ def write_model(directory: Path, policy: Policy, state: Mapping[str, torch.Tenso
         policy.model.save_pretrained(directory, state_dict=dict(state))
     else:
         dtype = stored_dtype(source)
-        cast = {
-            name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()
-        }
+        cast = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in state.items()}
         policy.model.save_pretrained(directory, state_dict=cast)
     for name in _COPIED:
         if (source / name).is_file() and not (policy.spec.lora_rank and name == "config.json"):

@@ -47,9 +47,7 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
     try:
         return CheckpointRecord(**json.loads((checkpoint / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise BadInput(
-            f"{checkpoint} is no checkpoint of a trainer: {' '.join(str(error).split())}"
-        ) from None
+        raise BadInput(f"{checkpoint} is no checkpoint of a trainer: {' '.join(str(error).split())}") from None
 
 
 class CheckpointFolder:

@@ -98,9 +98,7 @@ class Learner:
         if version.lineage != self.spec.lineage:
             raise BadInput(f"version {version} is of another lineage: this trainer's is {self.spec.lineage}")
         if version.number != self.state.version.number + 1:
-            raise BadInput(
-                f"version {version} does not follow {self.state.version}: train the batches in order"
-            )
+            raise BadInput(f"version {version} does not follow {self.state.version}: train the batches in order")
         if batch.step != version.number:
             raise BadInput(f"batch {batch.step} cannot give version {version}: give batch {version.number}")
         return trained_sequences(batch, self._advantages, self._policy.vocabulary, self._policy.longest)
@@ -124,9 +122,7 @@ class Learner:
         metrics["tokens_per_s"] = sum(one.length for one in sequences) / (seconds["prox"] + seconds["train"])
         written_s = time.perf_counter()
         seconds = {"load": loaded_s - began_s, **seconds}
-        path = self._write(
-            CheckpointRecord(version.lineage, version.number, _digest(self._facts), metrics, seconds)
-        )
+        path = self._write(CheckpointRecord(version.lineage, version.number, _digest(self._facts), metrics, seconds))
         self.state = TrainerState(version, path)
         self.between_checkpoints = False
         seconds = {**seconds, "checkpoint": time.perf_counter() - written_s}
@@ -185,18 +181,14 @@ def first_state(spec: TrainerSpec) -> TrainerState:
     """Where a trainer begins, by the files there are."""
     facts = model_facts(spec.model)
     if spec.kl_coefficient and spec.reference and model_facts(spec.reference) != facts:
-        raise BadInput(
-            f"reference {spec.reference} is of another model than {spec.model}: shape or tokenizer differ"
-        )
+        raise BadInput(f"reference {spec.reference} is of another model than {spec.model}: shape or tokenizer differ")
     newest = CheckpointFolder(Path(spec.checkpoints), spec.lineage, spec.keep_checkpoints).newest()
     checkpoint = newest[0] if newest else Path(spec.start) if spec.start else None
     if checkpoint is None:
         return TrainerState(PolicyVersion(spec.lineage, 0))
     record = read_record(checkpoint)
     if record.model != _digest(facts):
-        raise BadInput(
-            f"checkpoint {checkpoint} is of another model than {spec.model}: shape or tokenizer differ"
-        )
+        raise BadInput(f"checkpoint {checkpoint} is of another model than {spec.model}: shape or tokenizer differ")
     return TrainerState(PolicyVersion(spec.lineage, record.number), checkpoint)
 
 

@@ -73,9 +73,7 @@ def divergence(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 def clipped(inputs: LossInputs, spec: TrainerSpec) -> torch.Tensor:
     """Whether the clip takes the gradient of a token away."""
     ratio, advantages = inputs.ratio().detach(), inputs.advantages
-    return ((advantages > 0) & (ratio > 1 + spec.clip_high)) | (
-        (advantages < 0) & (ratio < 1 - spec.clip_low)
-    )
+    return ((advantages > 0) & (ratio > 1 + spec.clip_high)) | ((advantages < 0) & (ratio < 1 - spec.clip_low))
 
 
 def token_weights(tokens: Sequence[int], spec: TrainerSpec) -> list[float]:
@@ -103,9 +101,7 @@ def loss_function(name: str) -> LossFunction:
     def checked(inputs: LossInputs, spec: TrainerSpec) -> torch.Tensor:
         losses = function(inputs, spec)
         if not isinstance(losses, torch.Tensor) or losses.shape != inputs.logprobs.shape:
-            raise BadInput(
-                f"trainer loss {name!r}: give one number for each of {len(inputs.logprobs)} tokens"
-            )
+            raise BadInput(f"trainer loss {name!r}: give one number for each of {len(inputs.logprobs)} tokens")
         return losses
 
     return checked

@@ -103,13 +103,9 @@ def load_model(spec: TrainerSpec, directory: Path, device: torch.device) -> Any:
     if not (directory / "config.json").is_file():
         raise BadInput(f"model directory {directory} is no model: it has no config.json")
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, local_files_only=True, **chosen
-        )
+        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True, **chosen)
     except (OSError, ValueError, KeyError) as error:
-        raise BadInput(
-            f"model directory {directory} cannot be loaded: {' '.join(str(error).split())}"
-        ) from None
+        raise BadInput(f"model directory {directory} cannot be loaded: {' '.join(str(error).split())}") from None
     # Logprobs must be those of the engine, which has no dropout.
     if getattr(model.config, "attention_dropout", 0.0):
         model.config.attention_dropout = 0.0

@@ -46,9 +46,7 @@ class Ranks:
         ends = []
         for rank in range(1, spec.ranks):
             theirs, ours = context.Pipe(duplex=False)
-            process = context.Process(
-                target=follow, args=(spec.to_mapping(), rank, str(meeting), theirs), daemon=True
-            )
+            process = context.Process(target=follow, args=(spec.to_mapping(), rank, str(meeting), theirs), daemon=True)
             process.start()
             theirs.close()
             self._orders.append(ours)

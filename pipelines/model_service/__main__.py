@@ -33,9 +33,7 @@ class Server:
         self._batches = Batches(run, batch)
 
     def application(self) -> web.Application:
-        application = web.Application(
-            middlewares=[errors_as_json(_STATUSES)], client_max_size=_LARGEST_BODY_BYTES
-        )
+        application = web.Application(middlewares=[errors_as_json(_STATUSES)], client_max_size=_LARGEST_BODY_BYTES)
         application.router.add_get("/health", self.health)
         application.router.add_post("/load", self.load)
         application.router.add_post("/evict", self.evict)

@@ -55,9 +55,7 @@ class OccupiedPlaces:
         if over:
             whole = sum(tensor.length for tensor in ordered)
             have = " + ".join(f"{length / 2**20:.1f}" for length in self._lengths)
-            raise DoesNotFit(
-                f"its weights of {whole / 2**20:.1f} MiB do not fit into {have} MiB of device memory"
-            )
+            raise DoesNotFit(f"its weights of {whole / 2**20:.1f} MiB do not fit into {have} MiB of device memory")
         return found
 
     def put(self, tensor: StoredTensor, data: memoryview, place: int, offset: int) -> torch.Tensor:

@@ -49,9 +49,7 @@ class ServedModel:
         named = (getattr(config, "architectures", None) or [""])[0]
         self.scores = "Classification" in named or "Reward" in named
         if self.scores and config.num_labels != 1:
-            raise Refused(
-                f"{directory} has {config.num_labels} labels: a service scores with models of one label"
-            )
+            raise Refused(f"{directory} has {config.num_labels} labels: a service scores with models of one label")
         limit = getattr(config, "max_position_embeddings", max_tokens)
         self._max_tokens = min(max_tokens, limit)
         self._tokenizer = AutoTokenizer.from_pretrained(directory)
@@ -78,9 +76,7 @@ class ServedModel:
                 write_copy(copy, tensors)
             else:
                 rows = [
-                    StoredTensor(
-                        name, str(each.dtype).removeprefix("torch."), tuple(each.shape), 0, each.nbytes
-                    )
+                    StoredTensor(name, str(each.dtype).removeprefix("torch."), tuple(each.shape), 0, each.nbytes)
                     for name, each in tensors.items()
                 ]
                 self._fill(places, [(row, bytes_of(tensors[row.name])) for row in rows])
@@ -89,9 +85,7 @@ class ServedModel:
         with HostCopy(copy) as opened:
             self._fill(places, opened.parts(), opened.tensors)
 
-    def _fill(
-        self, places: Sequence[Mapping[str, Any]], parts: Any, tensors: Sequence[StoredTensor] = ()
-    ) -> None:
+    def _fill(self, places: Sequence[Mapping[str, Any]], parts: Any, tensors: Sequence[StoredTensor] = ()) -> None:
         occupied = OccupiedPlaces(places)
         try:
             rows = tensors or [row for row, _ in parts]

@@ -61,9 +61,7 @@ async def _make_all(count: int, seed: int, split: Split, tokenizer: Any) -> list
     return pairs
 
 
-async def _attempt(
-    environment: Environment, task: Task, expert: Expert, tokenizer: Any
-) -> tuple[np.ndarray, object]:
+async def _attempt(environment: Environment, task: Task, expert: Expert, tokenizer: Any) -> tuple[np.ndarray, object]:
     context = ScriptedContext(expert)
     reward = await environment.solve(task, cast(Context, context))
     return up_to_last_turn(encode(context.messages, context.learned, tokenizer).token_ids), reward

@@ -53,26 +53,20 @@ def from_agent(agent: Path, layers: int) -> Any:
         settings.pop(labels, None)
     config = Qwen3Config(**{**settings, "num_labels": 1, "use_cache": False})
     model = Qwen3ForSequenceClassification(config)
-    taken = {
-        name: weight for name, weight in whole.model.state_dict().items() if name in model.model.state_dict()
-    }
+    taken = {name: weight for name, weight in whole.model.state_dict().items() if name in model.model.state_dict()}
     model.model.load_state_dict(taken)
     torch.nn.init.zeros_(model.score.weight)
     return model
 
 
-def train(
-    pairs: list[AttemptPair], agent: Path, seed: int, options: RewardTraining
-) -> tuple[Any, dict[str, Any]]:
+def train(pairs: list[AttemptPair], agent: Path, seed: int, options: RewardTraining) -> tuple[Any, dict[str, Any]]:
     """Train on differences of scores (Bradley-Terry); returns the model and what to put on record."""
     torch.manual_seed(seed)
     model = from_agent(agent, options.layers)
     model.train()
     order = _batches(pairs, seed, options)
     optimizer = torch.optim.AdamW(model.parameters(), lr=options.rate, betas=(0.9, 0.98), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, options.rate, total_steps=len(order) + 2, pct_start=0.1
-    )
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.rate, total_steps=len(order) + 2, pct_start=0.1)
     started, tokens, mean_loss = time.monotonic(), 0, float("nan")
     for step, indexes in enumerate(order):
         batch = [pairs[index] for index in indexes]
@@ -89,9 +83,7 @@ def train(
         mean_loss = by_pair.item() if step == 0 else 0.95 * mean_loss + 0.05 * by_pair.item()
         if step % 20 == 0:
             seconds = time.monotonic() - started
-            print(
-                f"{step}/{len(order)} loss {mean_loss:.4f} {tokens / seconds:.0f} tokens/s", file=sys.stderr
-            )
+            print(f"{step}/{len(order)} loss {mean_loss:.4f} {tokens / seconds:.0f} tokens/s", file=sys.stderr)
     record = {
         "train_steps": len(order),
         "tokens": tokens,

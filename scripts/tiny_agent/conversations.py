@@ -75,9 +75,7 @@ async def _converse_all(count: int, seed: int, rng: random.Random) -> list[Scrip
     return contexts
 
 
-async def converse(
-    environment: Environment, task: Task, rng: random.Random, carelessness: float
-) -> ScriptedContext:
+async def converse(environment: Environment, task: Task, rng: random.Random, carelessness: float) -> ScriptedContext:
     """Let an expert attempt a task.
 
     Raises

@@ -135,9 +135,7 @@ def engine_version() -> str:
 def main() -> None:
     """Read the arguments and evaluate."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "--model", default=str(SHIPPED), help="directory of the model [the shipped checkpoint]"
-    )
+    parser.add_argument("--model", default=str(SHIPPED), help="directory of the model [the shipped checkpoint]")
     parser.add_argument("--engine", default="vllm", help="kind of the engine")
     parser.add_argument("--env", default="all", help="names separated by commas, or all")
     parser.add_argument("--tasks", type=int, default=100)

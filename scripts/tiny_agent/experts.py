@@ -134,9 +134,7 @@ def _write_code(stages: list[tuple[int, Stage]], example: list[int]) -> str:
     return "\n".join([*lines, f"print(f({example}))"])
 
 
-def _wrong_code(
-    rng: random.Random, stages: list[tuple[int, Stage]], example: list[int], expected: str
-) -> str | None:
+def _wrong_code(rng: random.Random, stages: list[tuple[int, Stage]], example: list[int], expected: str) -> str | None:
     """Code that forgets a rule and so prints something wrong; None when no such slip shows."""
     slips = [stages[:place] + stages[place + 1 :] for place in range(len(stages) - 1)]
     rng.shuffle(slips)
@@ -171,9 +169,7 @@ def _solve_search(task: Task, rng: random.Random, careless: bool) -> Expert:
 
 def _read_fact(found: str, place: str, relation: str) -> str:
     """The value of a relation on the page about `place` among the pages found."""
-    match = re.search(
-        rf"^{re.escape(place)} \(.*?\b{re.escape(relation)}: (.*?)\.(?: |$)", found, re.MULTILINE
-    )
+    match = re.search(rf"^{re.escape(place)} \(.*?\b{re.escape(relation)}: (.*?)\.(?: |$)", found, re.MULTILINE)
     if match is None:
         raise LookupError(f"no {relation!r} of {place!r} in {found!r}")
     return match[1]

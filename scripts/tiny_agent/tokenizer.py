@@ -62,9 +62,7 @@ def make_tokenizer() -> Any:
     tokenizer = Tokenizer(models.BPE(vocab={letter: n for n, letter in enumerate(letters)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_tokens(
-        [AddedToken(token, normalized=False, special=token in _CONTROL) for token in special_tokens()]
-    )
+    tokenizer.add_tokens([AddedToken(token, normalized=False, special=token in _CONTROL) for token in special_tokens()])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END_OF_TURN,

@@ -21,8 +21,7 @@ def test_every_arm_runs_the_same_batch_to_its_end() -> None:
 
 def test_the_same_seed_gives_the_same_figures() -> None:
     first, again, other = (
-        run_world(WorldJob(SMALL, "elastic,order=tail", hosts=2, cpus=16, known=False, seed=seed))
-        for seed in (3, 3, 4)
+        run_world(WorldJob(SMALL, "elastic,order=tail", hosts=2, cpus=16, known=False, seed=seed)) for seed in (3, 3, 4)
     )
     assert first == again != other
 

@@ -59,9 +59,7 @@ def test_limits_are_searched_in_simulated_time_and_rows_are_written_as_runs_end(
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert all(row["steps"] > 12 and not row["cpu_s"] for row in rows)
     common = {name: rows[0][name] for name in ("kind", "seed", "simulated", "conditions", "code")}
-    assert (
-        common["kind"] == "live" and common["simulated"] and "12 tasks, tokens x 0.2" in common["conditions"]
-    )
+    assert common["kind"] == "live" and common["simulated"] and "12 tasks, tokens x 0.2" in common["conditions"]
     assert rows == [{**common, **row} for row in told]
     before = out.read_text()
     again = invoke(group, [*asked, "--json", "--arm", tight, "--arm", "verl"])

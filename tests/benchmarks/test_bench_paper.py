@@ -228,8 +228,7 @@ def test_tables_say_what_the_rows_say() -> None:
     assert results.best_baseline(MATH_8B) == "verl"
     text = "\n".join(all_tables(results))
     assert (
-        "| heddle | qwen3-8b/math | 1x2+2x1 | TP 1 | 2.50 (2.00-3.00) above | - | 5.62 (5.00-6.25) above | - |"
-        in text
+        "| heddle | qwen3-8b/math | 1x2+2x1 | TP 1 | 2.50 (2.00-3.00) above | - | 5.62 (5.00-6.25) above | - |" in text
     )
     assert "1.62 (1.50-1.75) at 2" in text and "| verl | 50% | 1.62 (1.50-1.75) |" in text
     assert "1.20 inside" in text, "the ablation has one seed"

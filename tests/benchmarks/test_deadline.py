@@ -21,9 +21,7 @@ def stage_of(engines: str, *overrides: str, kv_tokens: int = 10**7, slots: int =
     exact = Arm.parse(EXACT)
     stage = Stage(strategies=build_strategies(exact.preset, overrides=[*exact.overrides, *overrides]))
     for name in engines:
-        stage.feed(
-            ev.EngineJoined, engine_of(name, slots=slots, kv_tokens=kv_tokens, max_context_tokens=10**6)
-        )
+        stage.feed(ev.EngineJoined, engine_of(name, slots=slots, kv_tokens=kv_tokens, max_context_tokens=10**6))
     return stage
 
 

@@ -34,9 +34,7 @@ def test_rows_for_every_preset_number_of_engines_and_event() -> None:
     printed = json.loads(result.stdout.splitlines()[-1])
     of_actions = [(row["strategy"], row["what"], row["waiting"]) for row in printed["actions"]]
     assert of_actions == [
-        (strategy, what, 40)
-        for strategy in (f"{FIXED}:units=2", "elastic")
-        for what in (PER_STARTED, PER_PASS)
+        (strategy, what, 40) for strategy in (f"{FIXED}:units=2", "elastic") for what in (PER_STARTED, PER_PASS)
     ]
     assert all(row["started"] >= 1 and row["mean_us"] > 0 for row in printed["actions"])
     rows = printed["rows"]

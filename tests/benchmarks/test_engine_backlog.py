@@ -140,16 +140,12 @@ def test_sums_by_length_are_those_of_who_is_there(rows: list[tuple[int, bool]]) 
     stay = [plain(tokens) for tokens, leaves in rows if not leaves]
     found = sums.longest_first()
     assert sum(group.members for group in found) == len(stay)
-    assert sum(group.items.tokens for group in found) == pytest.approx(
-        sum(ask.tokens for ask in stay), abs=1e-6
-    )
+    assert sum(group.items.tokens for group in found) == pytest.approx(sum(ask.tokens for ask in stay), abs=1e-6)
     means = [group.items.tokens / group.members for group in found]
     assert means == sorted(means, reverse=True)
 
 
-@pytest.mark.parametrize(
-    ("tools_s", "iterations"), [(0.0, 100.0), (50.0, 200.0), (95.0, 1000.0), (500.0, 1000.0)]
-)
+@pytest.mark.parametrize(("tools_s", "iterations"), [(0.0, 100.0), (50.0, 200.0), (95.0, 1000.0), (500.0, 1000.0)])
 def test_tools_take_time_from_the_tokens(tools_s: float, iterations: float) -> None:
     assert iterations_of(100.0, tools_s, 100.0) == pytest.approx(iterations)
 
@@ -169,6 +165,4 @@ def test_the_clock_tells_how_far_a_running_step_is() -> None:
     assert unseen_tokens(engine, residents, cost, asked_at + 5.0) == {"a": 0.0}, "its length is unknown"
     residents[0].prediction = Prediction(200.0, 200.0)
     assert unseen_tokens(engine, residents, cost, asked_at + 5.0) == {"a": pytest.approx(50.0)}
-    assert unseen_tokens(engine, residents, cost, asked_at + 500.0) == {"a": pytest.approx(194.0)}, (
-        "it has not ended"
-    )
+    assert unseen_tokens(engine, residents, cost, asked_at + 500.0) == {"a": pytest.approx(194.0)}, "it has not ended"

@@ -151,9 +151,7 @@ def test_vllm_twins_take_the_table_and_its_way_of_a_request(model_dir: str) -> N
     assert (delays.start_s, delays.report_s) == pytest.approx((2e-3 + request_s / 2, 3e-3 + request_s / 2))
 
 
-def test_tables_of_several_numbers_of_engines_count_while_so_many_are_busy(
-    model_dir: str, tmp_path: Path
-) -> None:
+def test_tables_of_several_numbers_of_engines_count_while_so_many_are_busy(model_dir: str, tmp_path: Path) -> None:
     alone = MeasuredTable.load("tiny-agent-cpu")
     slower = [replace(point, seconds=3 * point.seconds) for point in alone.decode]
     pair_file = tmp_path / "pair.json"
@@ -237,9 +235,7 @@ def test_engine_servers_are_told_from_what_starts_them() -> None:
     assert CpuSeconds(5.0, 3.0).since(CpuSeconds(1.0, 2.0)) == CpuSeconds(4.0, 1.0)
 
 
-def slow_worker_engine(
-    time: VirtualTime, ended: list[tuple[str, float]], steps_ahead: int
-) -> SimulatedEngine:
+def slow_worker_engine(time: VirtualTime, ended: list[tuple[str, float]], steps_ahead: int) -> SimulatedEngine:
     """One slot, half a second a job; its worker knows of an end 0.03 s later."""
     return SimulatedEngine(
         EngineDescription(EngineId("e"), 1, 1000),
@@ -337,9 +333,7 @@ def test_both_sides_run_and_do_the_same_work(trace: Path, model_dir: str, tmp_pa
     for arm in found.arms:
         assert arm.live.steps == arm.simulated.steps == 24
         assert arm.live.tools_s == pytest.approx(arm.simulated.tools_s, abs=0.05)
-        assert (
-            arm.live.control_cpu_s > 0 <= arm.live.engines_cpu_s
-        )  # the kernel counts an engine's few ms in ticks
+        assert arm.live.control_cpu_s > 0 <= arm.live.engines_cpu_s  # the kernel counts an engine's few ms in ticks
         assert arm.live_least_s <= arm.live_median_s <= arm.live_most_s
         assert min(arm.live.engine_s, arm.live.between_s, arm.simulated.between_s) > 0
     sticky = found.arms[0]

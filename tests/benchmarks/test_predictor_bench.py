@@ -28,9 +28,7 @@ def test_constant_predictions_have_no_order() -> None:
     assert ranks(np.array([3.0, 1.0, 3.0])).tolist() == [1.5, 0.0, 1.5]
 
 
-@given(
-    st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=5), min_size=1, max_size=12), st.integers(1, 4)
-)
+@given(st.lists(st.lists(st.integers(1, 50), min_size=1, max_size=5), min_size=1, max_size=12), st.integers(1, 4))
 def test_makespan_is_between_its_bounds(steps: list[list[int]], slots: int) -> None:
     jobs = [[float(step) for step in job] for job in steps]
     spent = makespan(jobs, [[0.0] * len(job) for job in jobs], slots)

@@ -24,9 +24,7 @@ def past(name: str, key: str) -> PastTrajectory:
 
 
 @given(st.lists(st.sampled_from("abcd"), max_size=30), st.integers(0, 9))
-def test_every_attempt_is_in_one_pass_and_later_prompts_are_earlier_ones_too(
-    keys: list[str], seed: int
-) -> None:
+def test_every_attempt_is_in_one_pass_and_later_prompts_are_earlier_ones_too(keys: list[str], seed: int) -> None:
     attempts = [past(str(number), key) for number, key in enumerate(keys)]
     earlier, later = deal_passes(attempts, seed)
     names = [one.trajectory_id for one in (*earlier, *later)]

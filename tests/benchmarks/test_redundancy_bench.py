@@ -99,9 +99,7 @@ def test_a_cancelled_batch_is_set_against_the_run_in_full() -> None:
     finished = FinishedGroup("g000000", "t", "e", (failed, short))
     batch = LiveBatch((finished,), ("g000000", "g000001", "g000002"))
     # The third group has no counterpart in full.
-    (outcome,) = live_outcomes(
-        GroupPlan(1, 1, 1, 2), [batch], groups, {"g000000": 25, "g000001": 10, "g000002": 99}
-    )
+    (outcome,) = live_outcomes(GroupPlan(1, 1, 1, 2), [batch], groups, {"g000000": 25, "g000001": 10, "g000002": 99})
     assert [len(each.counted) for each in outcome.groups] == [1, 0]
     assert [each.generated_tokens for each in outcome.groups] == [25, 10]
     assert (outcome.full_s, outcome.plain_s, outcome.groups[0].complete_s) == (1.5, 1.0, 1.5)

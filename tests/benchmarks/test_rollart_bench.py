@@ -28,17 +28,14 @@ def test_rows_compare_seed_by_seed_and_leave_out_the_tuning_seed() -> None:
     said: list[str] = []
     bench = TrainingBench(Study(Runner(RowFile(), "code", said.append), (TUNING_SEED, 1, 2)))
     mix = TaskMix(0, ("game",), context_tokens=4_096)
-    small = with_rules(
-        replace(base_job(gpus=8), trainer_gpus=4, mix=mix, warm=0, steps=1), groups=1, members=2
-    )
+    small = with_rules(replace(base_job(gpus=8), trainer_gpus=4, mix=mix, warm=0, steps=1), groups=1, members=2)
     arms = {name: of(small) for name, of in ladder().items() if name in ("Sync+", "One-off")}
     first, second = bench.rows("step", arms, "Sync+", paper={"One-off": "1.31"})
     assert (first.arm, first.ratio, first.seeds) == ("Sync+", 0.0, 2)
     assert second.ratio_least <= second.ratio <= second.ratio_most
     assert second.paper_ratio == "1.31"
     expected = sum(
-        a.step_s / b.step_s
-        for a, b in zip(bench.figures(arms["Sync+"]), bench.figures(arms["One-off"]), strict=True)
+        a.step_s / b.step_s for a, b in zip(bench.figures(arms["Sync+"]), bench.figures(arms["One-off"]), strict=True)
     )
     assert second.ratio == pytest.approx(expected / 2)
     assert len(said) == 4, "each run once"

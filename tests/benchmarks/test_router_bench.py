@@ -204,9 +204,7 @@ class Forwarder:
                 aiohttp.ClientSession() as session,
                 session.post(f"{url}/inference/v1/generate", data=body) as answer,
             ):
-                return web.Response(
-                    body=await answer.read(), status=answer.status, content_type=answer.content_type
-                )
+                return web.Response(body=await answer.read(), status=answer.status, content_type=answer.content_type)
         finally:
             self.in_flight -= 1
 
@@ -255,9 +253,7 @@ def test_a_replay_over_http_generates_what_was_planned(trace: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("alive", [1, 3, None])
-def test_no_more_trajectories_are_under_way_than_the_limit(
-    alive: int | None, trace: Path, tmp_path: Path
-) -> None:
+def test_no_more_trajectories_are_under_way_than_the_limit(alive: int | None, trace: Path, tmp_path: Path) -> None:
     async def scenario() -> tuple[Forwarder, Replayed]:
         async with forwarding_client(tmp_path) as (forwarder, client):
             return forwarder, await replay_on(client, trace, alive)
@@ -307,9 +303,7 @@ def test_bad_arms_are_refused_before_anything_starts(monkeypatch: pytest.MonkeyP
     with pytest.raises(BadInput, match=r"option 'cache-threshold=much': give a number"):
         check_router("cache_aware", ["cache-threshold=much"])
     monkeypatch.setattr(util, "find_spec", lambda name: None)
-    with pytest.raises(
-        BadInput, match=r"vllm-router is not installed in .+: run .+\[bench\].+ in a checkout"
-    ):
+    with pytest.raises(BadInput, match=r"vllm-router is not installed in .+: run .+\[bench\].+ in a checkout"):
         check_router("cache_aware", ["cache-threshold=0.5"])
 
 
@@ -328,9 +322,7 @@ def test_a_router_that_does_not_start_says_why(tmp_path: Path, monkeypatch: pyte
         async with running_router("cache_aware", (), ["http://127.0.0.1:9"], tmp_path):
             raise AssertionError("it never ran")
 
-    message = (
-        r"^vllm-router, cache_aware: ended during start-up .+ \(router's log: RuntimeError: no such luck\)$"
-    )
+    message = r"^vllm-router, cache_aware: ended during start-up .+ \(router's log: RuntimeError: no such luck\)$"
     with pytest.raises(HeddleError, match=message):
         run(scenario())
     assert not descendants("no such luck")
@@ -348,9 +340,7 @@ def small_fleet(spec: EngineSpec) -> Fleet:
         ("cache_aware", ("balance-abs-threshold=2", "alive=3")),
     ],
 )
-def test_a_run_behind_the_router_on_emulated_engines(
-    policy: str, options: tuple[str, ...], trace: Path
-) -> None:
+def test_a_run_behind_the_router_on_emulated_engines(policy: str, options: tuple[str, ...], trace: Path) -> None:
     workload = Workload(trace, 8, 1.0, 1.0, 2)
     spec = emulated("emulated-model", seconds_per_token=0.0005)
     row = run(run_router(workload, small_fleet(spec), policy, 1, 0.01, options))

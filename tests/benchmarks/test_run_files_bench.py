@@ -14,9 +14,7 @@ def test_a_row_says_what_was_written_and_what_stayed(tmp_path) -> None:
     assert row.control_bytes == 130 * STEPS * CONTROL_BYTES_PER_STEP
     # Sampled tokens twice, the others once: base64 of ids, and of logprobs of those that are sampled.
     assert row.results_bytes > 130 * 8_000 * (4 + 4 + 2 + 2)
-    assert row.journal_bytes == pytest.approx(row.results_bytes + row.control_bytes, rel=0.02), (
-        "too few to drop any"
-    )
+    assert row.journal_bytes == pytest.approx(row.results_bytes + row.control_bytes, rel=0.02), "too few to drop any"
     assert row.store_bytes > 130 * 8_000 * 4
     assert row.trajectories == 130
     assert list(tmp_path.iterdir()) == []

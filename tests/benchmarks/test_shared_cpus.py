@@ -54,9 +54,7 @@ def slow_ends(cpus: int, jobs: list[Job]) -> list[float]:
                 free -= taken
             open_jobs = {n for n in open_jobs if share[n] < jobs[n][1] - 1e-12}
         speeds = {n: speed(share[n], jobs[n][3]) for n in running}
-        steps = [left[n] / speeds[n] for n in running] + [
-            job[0] - now for job in jobs if job[0] > now + 1e-12
-        ]
+        steps = [left[n] / speeds[n] for n in running] + [job[0] - now for job in jobs if job[0] > now + 1e-12]
         step = min(steps)
         now += step
         for n in running:

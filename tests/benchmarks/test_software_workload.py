@@ -14,9 +14,7 @@ from heddle_dask.workloads.planned import PlannedTrajectory
 
 def drawn(trajectories: int = 640, seed: int = 1, **numbers: object) -> list[PlannedTrajectory]:
     workload = SoftwareWorkload(**numbers)  # type: ignore[arg-type]
-    return action_trajectories(
-        workload, trajectories=trajectories, samples=16, seed=seed, max_context_tokens=40_960
-    )
+    return action_trajectories(workload, trajectories=trajectories, samples=16, seed=seed, max_context_tokens=40_960)
 
 
 def test_commands_and_rewards_have_the_means_that_are_asked_for() -> None:
@@ -35,9 +33,7 @@ def test_more_trajectories_do_not_change_the_first_ones() -> None:
 
 def test_every_step_but_the_last_calls_a_command() -> None:
     for plan in drawn(64):
-        assert all(
-            step.action is not None and step.tool_s == shortest_s(step.action) for step in plan.steps[:-1]
-        )
+        assert all(step.action is not None and step.tool_s == shortest_s(step.action) for step in plan.steps[:-1])
         assert plan.steps[-1].tool is None and plan.context_tokens <= 40_960
         (reward,) = plan.rewards
         assert reward.demand["cpus"].most == 32 and reward.declared == reward.profile

@@ -103,9 +103,7 @@ def test_decode_keeps_special_tokens_but_not_the_end(chatml: ChatTemplate) -> No
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.tuples(st.text(), st.sampled_from(["user", "tool"]), st.text()), max_size=3))
-def test_steps_concatenate_to_the_whole_rendering(
-    chatml: ChatTemplate, turns: list[tuple[str, str, str]]
-) -> None:
+def test_steps_concatenate_to_the_whole_rendering(chatml: ChatTemplate, turns: list[tuple[str, str, str]]) -> None:
     clean = [(a.replace("<|", ""), role, b.replace("<|", "")) for a, role, b in turns]
     messages = [QUESTION]
     ids = chatml.render(messages)
@@ -218,9 +216,7 @@ def check_owners(chat: ChatTemplate, rendering: Rendering, messages: list[dict[s
         content = chat._defuse(message["content"])
         trimmed = (content, content.strip(), content.lstrip())
         assert mine in [chat._encode(text) for text in trimmed]
-    own = [
-        t for t, owner in zip(rendering.token_ids, rendering.owners, strict=True) if owner == TEMPLATE_TEXT
-    ]
+    own = [t for t, owner in zip(rendering.token_ids, rendering.owners, strict=True) if owner == TEMPLATE_TEXT]
     assert [t for t in rendering.token_ids if t > 255] == [t for t in own if t > 255], (
         "special tokens are the template's"
     )
@@ -326,9 +322,7 @@ def test_tools_and_variables_reach_the_template(tmp_path: Path) -> None:
         chat.check_append_only()
 
 
-@pytest.mark.parametrize(
-    "name", ["tokenize", "add_generation_prompt", "continue_final_message", "a b", "messages"]
-)
+@pytest.mark.parametrize("name", ["tokenize", "add_generation_prompt", "continue_final_message", "a b", "messages"])
 def test_what_is_no_variable_is_refused(name: str, chatml: ChatTemplate) -> None:
     with pytest.raises(BadInput, match="is no variable that can be set"):
         chatml.with_variables({name: True})

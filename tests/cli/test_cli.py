@@ -351,8 +351,7 @@ def test_dask_heddle_answers_like_heddle():
 def test_help_imports_nothing_heavy():
     heavy = ["distributed", "zarr", "numpy", "transformers", "rich", "aiohttp"]
     code = (
-        "import sys; from heddle_dask.cli.main import heddle; "
-        f"sys.exit(sum(name in sys.modules for name in {heavy}))"
+        f"import sys; from heddle_dask.cli.main import heddle; sys.exit(sum(name in sys.modules for name in {heavy}))"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
     assert "rollout" in invoke().output and "rollout" in invoke("--help").output
@@ -495,9 +494,7 @@ def test_replay_compares_session_by_session():
             journal.append("control", {"lines": [line]})
     result = invoke("replay", path)
     assert result.exit_code == 1
-    assert result.stdout.splitlines()[-1].endswith(
-        f"other commands at event {len(stages[1].journal)}, {event[0]}"
-    )
+    assert result.stdout.splitlines()[-1].endswith(f"other commands at event {len(stages[1].journal)}, {event[0]}")
 
 
 def test_replay_of_a_journal_that_lacks_events_says_so_and_does_not_diverge():
@@ -574,9 +571,7 @@ def test_show_without_the_model_counts_tokens():
 def test_show_counts_failures_by_cause_and_lists_them():
     """Those that only the journal has are counted, too; messages are shown as they are, not as markup."""
     told = 'Traceback (most recent call last):\n  File "a.py", line 1\nValueError: [red]bad[/]\n'
-    failed = [
-        replace(named(name), status="failed", cause="agent", detail=told, reward=None) for name in ("b", "c")
-    ]
+    failed = [replace(named(name), status="failed", cause="agent", detail=told, reward=None) for name in ("b", "c")]
     late = replace(named("d"), status="truncated", cause="time", detail="it took longer than 1 s")
     path = stored("x.zarr", named("a"), *failed)
     with Journal.create(journal_path(path)) as journal:
@@ -697,9 +692,7 @@ def test_doctor_fails_when_the_scheduler_does_not_answer():
 def test_whole_numbers_keep_their_order_and_refuse_what_is_none() -> None:
     assert whole_numbers("--engines", "16, 4,16", "16,64") == [16, 4, 16]
     for text in ("", "0,4", "4,many", "1.5"):
-        with pytest.raises(
-            BadInput, match=r"^--engines .*: use whole numbers of at least 1, for example 16,64$"
-        ):
+        with pytest.raises(BadInput, match=r"^--engines .*: use whole numbers of at least 1, for example 16,64$"):
             whole_numbers("--engines", text, "16,64")
 
 

@@ -78,9 +78,7 @@ class Heddle:
         self.mark = uuid.uuid4().hex
         self.running: list[subprocess.Popen[str]] = []
 
-    def start(
-        self, *arguments: object, env: str = "agents:solve", out: str = "run.zarr"
-    ) -> subprocess.Popen[str]:
+    def start(self, *arguments: object, env: str = "agents:solve", out: str = "run.zarr") -> subprocess.Popen[str]:
         given = ["--engine", "emulated", "--model", self.model, "--env", env, "--out", out, "--json"]
         given += ["--no-dashboard", "--tool-cpus", "4", *map(str, arguments)]
         process = subprocess.Popen(
@@ -234,9 +232,7 @@ def test_rollout_stores_and_reports_and_a_broken_agent_is_data(heddle):
     assert RunReader(heddle.path()).summary().trajectories == 2
 
 
-@pytest.mark.parametrize(
-    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)]
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
 def test_first_signal_keeps_what_is_finished_and_ends_every_process(heddle, number, code):
     process = heddle.start("--tasks", 6, "--samples", 1, env="agents:slow")
     until(lambda: finished(heddle.path()) >= 2, "nothing finishes")

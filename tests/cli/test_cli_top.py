@@ -207,6 +207,4 @@ def test_a_scheduler_without_the_plugin_is_one_line(tmp_path: Path) -> None:
         scheduler.terminate()
         scheduler.wait(timeout=HANG_S)
     assert (answered.returncode, answered.stdout) == (2, "")
-    assert len(answered.stderr.splitlines()) == 1 and "has no heddle plugin" in answered.stderr, (
-        answered.stderr
-    )
+    assert len(answered.stderr.splitlines()) == 1 and "has no heddle plugin" in answered.stderr, answered.stderr

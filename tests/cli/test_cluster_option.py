@@ -48,11 +48,7 @@ def refused(text: str, *options: object) -> str:
         (TOOLS, "no group has role = 'rollout', and a rollout needs workers for engines: add one"),
         ('backend = "slurm"', "there are no groups"),
         (
-            GPUS
-            + 'gres = "gpu:2"\n'
-            + GPUS.replace("gpu", "big")
-            + 'tp-degree = 2\ngres = "gpu:2"\n'
-            + TOOLS,
+            GPUS + 'gres = "gpu:2"\n' + GPUS.replace("gpu", "big") + 'tp-degree = 2\ngres = "gpu:2"\n' + TOOLS,
             "engines of a rollout have one TP degree (gpu has 1, big has 2)",
         ),
         (GPUS + "tp-degree = 3\ngres = 'gpu:3'\n" + TOOLS, "TP degree 3 does not divide"),
@@ -118,9 +114,7 @@ def test_doctor_prints_the_job_scripts():
     assert printed.count("#!/bin/bash\n#SBATCH --job-name=") == 2
     assert "#SBATCH --output=/project/logs/gpu-0-%j.log\n" in printed
     assert " tls://HOST:PORT --name cpu-0 --role tool " in printed
-    scripts = json.loads(invoke("doctor", "--cluster", "c.toml", "--job-scripts", "--json").stdout)[
-        "job_scripts"
-    ]
+    scripts = json.loads(invoke("doctor", "--cluster", "c.toml", "--job-scripts", "--json").stdout)["job_scripts"]
     assert list(scripts) == ["gpu", "cpu"] and scripts["gpu"] in printed
 
 

@@ -196,10 +196,7 @@ SUBMITTED = encode(TrajectorySubmitted(0.0, TrajectorySpec(TrajectoryId("t2"), G
 ADMIT = encode(AdmitTrajectory(TrajectoryId("t2")))
 
 HOSTILE: dict[str, Callable[[Path], None]] = {
-    **{
-        f"10^12 rows of {table}": set_rows(table, 10**12)
-        for table in ("tokens", "branches", "steps", "trajectories")
-    },
+    **{f"10^12 rows of {table}": set_rows(table, 10**12) for table in ("tokens", "branches", "steps", "trajectories")},
     "10^30 rows": set_rows("tokens", 10**30),
     "rows that are true": lambda run: set_attributes(run, committed=True),
     "columns that are a number": lambda run: set_attributes(run, columns_added=7),

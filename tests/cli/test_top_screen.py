@@ -53,9 +53,7 @@ def rollout(trajectories: int, engines: int, name: str = "math-{}/0") -> RunHist
 
 
 def picture(history: RunHistory) -> dict[str, Any]:
-    return picture_of(
-        history, session="s1", is_open=True, strategy="heddle", now_s=history.at_s + 1
-    ).as_json()
+    return picture_of(history, session="s1", is_open=True, strategy="heddle", now_s=history.at_s + 1).as_json()
 
 
 def drawn(snapshot: dict[str, Any], height: int, width: int) -> list[str]:

@@ -196,9 +196,7 @@ def test_a_second_request_while_a_step_is_open_is_our_bug_and_tells_the_story() 
     stage.join("E1")
     stage.submit("a")
     stage.placed("a")
-    with pytest.raises(
-        InvalidTransition, match=r"admitted: submitted -> thinking.*placed: waiting -> queued"
-    ):
+    with pytest.raises(InvalidTransition, match=r"admitted: submitted -> thinking.*placed: waiting -> queued"):
         stage.request("a", 1)
 
 
@@ -321,9 +319,7 @@ def test_a_long_context_leaves_its_home_for_an_engine_that_takes_it() -> None:
 class OneAtATime:
     """Waits while every candidate has a step."""
 
-    def choose_engine(
-        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
-    ) -> Engine | None:
+    def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine | None:
         return next((engine for engine in candidates if not engine.inflight), None)
 
 

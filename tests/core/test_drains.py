@@ -181,9 +181,7 @@ def test_a_step_that_cannot_finish_in_time_is_stopped_and_goes_on_elsewhere() ->
     start = generating(stage, "a")
     home = start.engine_id
     stage.feed(ev.EngineDraining, home)
-    assert stage.feed(ev.EngineExpiring, home) == [
-        AbortStep(start.step_id, home, "its engine is about to end")
-    ]
+    assert stage.feed(ev.EngineExpiring, home) == [AbortStep(start.step_id, home, "its engine is about to end")]
     commands = stage.feed(ev.StepFinished, *identity(start), 40, 0, "abort")
     assert commands == [ReleaseEngine(home)]
     assert stage.trajectory("a").generated_tokens == 40

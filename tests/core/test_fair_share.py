@@ -60,9 +60,7 @@ def served(loads: dict[str, Load], slots: int, end_s: float) -> tuple[dict[str, 
     lengths=st.lists(st.sampled_from([0.3, 1.0, 2.7, 9.0]), min_size=4, max_size=4),
     slots=st.integers(1, 12),
 )
-def test_saturated_runs_get_slots_by_their_weights(
-    weights: list[float], lengths: list[float], slots: int
-) -> None:
+def test_saturated_runs_get_slots_by_their_weights(weights: list[float], lengths: list[float], slots: int) -> None:
     loads = {f"r{i}": Load(w, s) for i, (w, s) in enumerate(zip(weights, lengths, strict=False))}
     end_s = 1500.0
     got, _ = served(loads, slots, end_s)

@@ -28,9 +28,7 @@ def largest_free(gpus: int, used: set[int]) -> list[GpuChunk]:
 
 
 @given(st.integers(1, 16), st.lists(st.tuples(st.integers(1, 16), st.integers(0, 99)), max_size=40))
-def test_histories_of_takes_and_returns_agree_with_a_list_of_gpus(
-    gpus: int, moves: list[tuple[int, int]]
-) -> None:
+def test_histories_of_takes_and_returns_agree_with_a_list_of_gpus(gpus: int, moves: list[tuple[int, int]]) -> None:
     buddies, held, used = GpuBuddies(gpus), [], set[int]()
     for size, pick in moves:
         if held and pick % 3 == 0:

@@ -112,13 +112,9 @@ def test_check_victim_refuses_what_was_not_offered_and_what_cannot_be_stopped() 
     a, b, c = (stage.trajectory(name) for name in "abc")
     stage.start(stage.placed("b"))
     guards.check_victim(a, b, [b, c], 2)
-    with pytest.raises(
-        GuardViolation, match=r"preemption chose a \(thinking\) for a; it may choose among: b, c"
-    ):
+    with pytest.raises(GuardViolation, match=r"preemption chose a \(thinking\) for a; it may choose among: b, c"):
         guards.check_victim(a, a, [b, c], 2)
-    with pytest.raises(
-        GuardViolation, match=r"preemption chose c \(thinking\) for a; its step does not generate"
-    ):
+    with pytest.raises(GuardViolation, match=r"preemption chose c \(thinking\) for a; its step does not generate"):
         guards.check_victim(a, c, [b, c], 2)
     with pytest.raises(GuardViolation, match="or was stopped 0 times"):
         guards.check_victim(a, b, [b, c], 0)
@@ -173,9 +169,7 @@ class Stubborn:
     def __init__(self) -> None:
         self.first: Engine | None = None
 
-    def choose_engine(
-        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
-    ) -> Engine:
+    def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
         self.first = self.first or candidates[0]
         return self.first
 

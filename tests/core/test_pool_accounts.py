@@ -15,9 +15,7 @@ from heddle_dask.core.nouns import ActionRequest, EngineDescription, HostDescrip
 from heddle_dask.core.resources import ResourceDemand, Resources
 
 KINDS = ("ask", "ask", "ask", "end", "end", "join", "lose", "drain", "leave")
-EVENTS = st.tuples(
-    st.sampled_from(KINDS), st.integers(0, 5), st.integers(0, 3), st.sampled_from([0, 1, 5, 20])
-)
+EVENTS = st.tuples(st.sampled_from(KINDS), st.integers(0, 5), st.integers(0, 3), st.sampled_from([0, 1, 5, 20]))
 CAUSES = ("", "raised", "timeout", "memory", "disk", "processes")
 
 

@@ -47,9 +47,7 @@ class KnownCalls:
     """Every call that ever started, and what follows from the definitions of the quota."""
 
     quota: ApiQuota
-    calls: dict[ActionId, tuple[float, float | None, int]] = field(
-        default_factory=dict
-    )  # start, end, how many
+    calls: dict[ActionId, tuple[float, float | None, int]] = field(default_factory=dict)  # start, end, how many
 
     def latest_arrival(self, start: float, end: float | None) -> float | None:
         """The last moment at which a call can reach the API; None: not known yet."""
@@ -71,9 +69,7 @@ class KnownCalls:
         return max(0, min(limits)) if limits else None
 
 
-WINDOWS = st.lists(
-    st.builds(QuotaWindow, st.integers(1, 5), st.sampled_from((0.5, 1.0, 2.5, 7.0))), max_size=3
-)
+WINDOWS = st.lists(st.builds(QuotaWindow, st.integers(1, 5), st.sampled_from((0.5, 1.0, 2.5, 7.0))), max_size=3)
 QUOTAS = st.builds(
     ApiQuota,
     st.just(SEARCH),
@@ -81,9 +77,7 @@ QUOTAS = st.builds(
     windows=WINDOWS.map(tuple),
     begins_within_s=st.sampled_from((None, 0.0, 0.25, 3.0)),
 )
-MOVES = st.lists(
-    st.tuples(st.sampled_from((0.0, 0.1, 0.5, 1.0)), st.integers(0, 9), st.integers(1, 3)), max_size=60
-)
+MOVES = st.lists(st.tuples(st.sampled_from((0.0, 0.1, 0.5, 1.0)), st.integers(0, 9), st.integers(1, 3)), max_size=60)
 
 
 @settings(max_examples=300, deadline=None)
@@ -195,9 +189,7 @@ class CallWorld:
         if kind < self.failing:
             cause = self.random.choice((RATE_LIMITED, UNAVAILABLE))
             after = self.random.choice((None, None, 0.5, 3.0))
-        self.later(
-            run_s, ev.ActionFinished(0.0, request.action_id, host, run_s, not cause, True, cause, after)
-        )
+        self.later(run_s, ev.ActionFinished(0.0, request.action_id, host, run_s, not cause, True, cause, after))
 
     def play(self) -> None:
         self.tell(ev.PoolsDeclared(0.0, self.quotas))
@@ -467,9 +459,7 @@ def test_a_strategy_that_exceeds_a_quota_is_refused() -> None:
 def test_a_quota_that_makes_no_sense_is_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         ApiQuota(**given)
-    assert ApiQuota(SEARCH, windows=[QuotaWindow(20, 1.0)]) == ApiQuota(
-        SEARCH, windows=(QuotaWindow(20, 1.0),)
-    )  # type: ignore[arg-type]
+    assert ApiQuota(SEARCH, windows=[QuotaWindow(20, 1.0)]) == ApiQuota(SEARCH, windows=(QuotaWindow(20, 1.0),))  # type: ignore[arg-type]
 
 
 def test_quotas_are_journalled() -> None:

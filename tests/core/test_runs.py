@@ -172,9 +172,7 @@ def test_a_trajectory_of_no_open_run_is_a_bug() -> None:
     with pytest.raises(KeyError, match="of run 2, which is not open"):
         submit(stage, "b0")
     with pytest.raises(ValueError, match="builds no strategies"):
-        Controller(strategies_of_description(RunDescription())).handle(
-            ev.RunStarted(0.0, RunDescription(SECOND))
-        )
+        Controller(strategies_of_description(RunDescription())).handle(ev.RunStarted(0.0, RunDescription(SECOND)))
     assert step_of("a").step_id.trajectory_id == "a"
 
 

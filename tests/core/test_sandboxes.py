@@ -30,9 +30,7 @@ def host(name: str, cpus: int = 4, memory_gib: int = 8) -> HostDescription:
     return HostDescription(HostId(name), Resources.of(cpus=cpus, memory_bytes=memory_gib * GIB))
 
 
-def call(
-    name: str, trajectory: str, box: str, *, gib: int = 1, cpus: int = 1, parent: str = ""
-) -> ActionRequest:
+def call(name: str, trajectory: str, box: str, *, gib: int = 1, cpus: int = 1, parent: str = "") -> ActionRequest:
     request = action_of(name, trajectory, cpus=(cpus, cpus))
     return replace(request, sandbox=box, sandbox_memory_bytes=gib * GIB, sandbox_parent=parent)
 
@@ -102,10 +100,7 @@ def test_sandboxes_wait_for_memory_in_order() -> None:
 def test_a_sandbox_that_no_host_can_hold_is_given_up_in_one_line() -> None:
     stage = stage_with(host("h0", memory_gib=4))
     (command,) = act(stage, call("a", "t0", "b0", gib=5))
-    assert (
-        isinstance(command, GiveUpAction)
-        and "it needs 5.0 GiB of memory; the largest worker" in command.cause
-    )
+    assert isinstance(command, GiveUpAction) and "it needs 5.0 GiB of memory; the largest worker" in command.cause
     stage.feed(ev.TrajectoryEnded, "t0", "failed")
     assert stage.state.sandboxes == {}
 
@@ -121,9 +116,7 @@ def test_trajectories_that_wait_for_the_memory_of_one_another_do_not_do_so_for_e
     stage.at = wake_up.at_s - 1.0
     given_up, *_ = stage.feed(ev.TimeReached)
     assert isinstance(given_up, GiveUpAction) and given_up.action_id == "t0 second"
-    assert (
-        given_up.cause == "no worker of pool cpu had memory for one more sandbox of its trajectory for 100 s"
-    )
+    assert given_up.cause == "no worker of pool cpu had memory for one more sandbox of its trajectory for 100 s"
     commands = stage.feed(ev.TrajectoryEnded, "t0", "failed")
     assert where(commands) == [("t1 second", "h0")] and not stage.state.stranded
 
@@ -220,9 +213,7 @@ def test_accounts_balance_over_random_histories(seed: int) -> None:
                     closed.add(command.sandbox)
 
     for _ in range(250):
-        match rng.choice(
-            ["host", "leave", "begin", "act", "act", "act", "act", "finish", "finish", "close", "end"]
-        ):
+        match rng.choice(["host", "leave", "begin", "act", "act", "act", "act", "finish", "finish", "close", "end"]):
             case "host" if len(hosts) < 4:
                 made = host(f"h{next(numbers)}", rng.choice((1, 2, 8)), rng.choice((2, 8)))
                 hosts[made.host_id] = made
@@ -274,12 +265,7 @@ def test_accounts_balance_over_random_histories(seed: int) -> None:
         action = next(iter(running))
         feed(ev.ActionFinished, action, running.pop(action), 1.0)
     state = stage.state
-    assert (
-        not state.actions
-        and not state.sandboxes
-        and not state.closing_sandboxes
-        and not state.unplaced_actions
-    )
+    assert not state.actions and not state.sandboxes and not state.closing_sandboxes and not state.unplaced_actions
     for each in state.hosts.values():
         assert dict(each.free) == dict(each.spec.resources)
     assert closed, "sandboxes were closed"

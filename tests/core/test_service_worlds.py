@@ -34,6 +34,4 @@ def test_long_histories_come_to_their_end_and_replay(strategy: str) -> None:
 def test_drawn_histories_keep_the_accounts(data: st.DataObject) -> None:
     moves = data.draw(st.lists(st.sampled_from(list(WEIGHTS)), max_size=40))
     losses = data.draw(st.integers(0, 2))
-    play_services(
-        lambda options: data.draw(st.sampled_from(list(options))), ["join", "submit", *moves], losses
-    )
+    play_services(lambda options: data.draw(st.sampled_from(list(options))), ["join", "submit", *moves], losses)

@@ -79,12 +79,8 @@ def test_sums_agree_with_a_walk_over_all_trajectories(seed: int) -> None:
         assert taken.trajectories == Counter(t.state for t in state.trajectories.values())
         counts = taken.counts()
         assert json.loads(json.dumps(counts)) == counts
-        assert taken.alive == sum(
-            n for s, n in taken.trajectories.items() if s is not TrajectoryState.SUBMITTED
-        )
-        assert sum(e.generating for e in taken.engines) == taken.trajectories.get(
-            TrajectoryState.GENERATING, 0
-        )
+        assert taken.alive == sum(n for s, n in taken.trajectories.items() if s is not TrajectoryState.SUBMITTED)
+        assert sum(e.generating for e in taken.engines) == taken.trajectories.get(TrajectoryState.GENERATING, 0)
         queued = taken.trajectories.get(TrajectoryState.QUEUED, 0)
         assert sum(e.queued for e in taken.engines) == queued
         assert taken.steps_waiting == taken.trajectories.get(TrajectoryState.WAITING, 0)

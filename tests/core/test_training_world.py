@@ -23,9 +23,7 @@ POLICIES = (
 
 @pytest.mark.parametrize("mode", ["cancel", "pace"])
 @pytest.mark.parametrize("preset", ["sticky-least-loaded", "heddle", RESTLESS])
-def test_random_worlds_of_training_keep_the_bound_and_come_to_their_end(
-    preset: str, mode: StalenessMode
-) -> None:
+def test_random_worlds_of_training_keep_the_bound_and_come_to_their_end(preset: str, mode: StalenessMode) -> None:
     seen: Counter[str] = Counter()
     for seed in range(12):
         bound = StalenessBound(seed % 3, mode, (1, 2, 4)[seed % 3])

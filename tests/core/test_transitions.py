@@ -52,9 +52,7 @@ TABLES: dict[str, tuple[Machine[Any, Any], type[Enum], type[Enum], Enum]] = {
     "weights": (WEIGHTS, WeightsState, WeightsEvent, WeightsState.SETTLED),
     "copy": (COPY, CopyState, CopyEvent, CopyState.CLEARING),
 }
-each_table = pytest.mark.parametrize(
-    ("machine", "states", "events", "first"), TABLES.values(), ids=TABLES.keys()
-)
+each_table = pytest.mark.parametrize(("machine", "states", "events", "first"), TABLES.values(), ids=TABLES.keys())
 
 
 @each_table
@@ -214,9 +212,7 @@ def test_rule_5_a_step_waits_while_its_kv_moves() -> None:
 
 def test_the_page_of_states_is_the_one_that_the_tables_give() -> None:
     page = Path(__file__).parents[2] / "docs" / "states.md"
-    assert page.read_text(encoding="utf-8") == states_page(), (
-        "run: python -m scripts.states_page > docs/states.md"
-    )
+    assert page.read_text(encoding="utf-8") == states_page(), "run: python -m scripts.states_page > docs/states.md"
 
 
 def test_the_page_names_every_state_and_event() -> None:

@@ -48,9 +48,7 @@ def comes_back(stage: Stage, start: StartStep) -> StartStep:
 
 def test_an_engine_that_joins_takes_what_waits_and_becomes_its_home() -> None:
     stage, starts = loaded()
-    assert taken(stage.join("E2", slots=2)) == ["t6", "t5"], (
-        "the last in the queue, no more than it has slots"
-    )
+    assert taken(stage.join("E2", slots=2)) == ["t6", "t5"], "the last in the queue, no more than it has slots"
     again = comes_back(stage, starts[6])
     assert again.engine_id == E2 and again.source_engine_id == E1
     assert stage.trajectory("t6").home == E2
@@ -137,9 +135,7 @@ def test_a_new_step_leaves_a_loaded_home_for_an_empty_engine_without_waiting() -
 class Greedy:
     """A strategy that takes more than there is room for."""
 
-    def take(
-        self, view: object, idle: object, loaded: object, queue: list[object], most: int
-    ) -> list[object]:
+    def take(self, view: object, idle: object, loaded: object, queue: list[object], most: int) -> list[object]:
         return [*queue, *queue]
 
     def prefers(self, *_: object) -> bool:

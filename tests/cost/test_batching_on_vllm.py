@@ -59,10 +59,7 @@ class Play:
 
 PLAYS = {
     "decode batches": Play(
-        tuple(
-            Request(arrives, 20, length)
-            for arrives, length in ((0, 9), (0, 3), (2, 12), (2, 1), (5, 30), (17, 4))
-        ),
+        tuple(Request(arrives, 20, length) for arrives, length in ((0, 9), (0, 3), (2, 12), (2, 1), (5, 30), (17, 4))),
         chunk_tokens=512,
         slots=3,
     ),

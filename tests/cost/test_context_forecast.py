@@ -100,9 +100,7 @@ def test_it_equals_brute_force_over_which_trajectories_run(
     for group in added:
         forecast.add("x", prompts[group], group, 0)
     first = sum(each.context_tokens - each.growth for each in live) / len(live)
-    law = GrowthLaw(
-        GrowthCounts.of(ended, [each.growth for each in live]), prior_hazard(max(1.0, first)), 1.0
-    )
+    law = GrowthLaw(GrowthCounts.of(ended, [each.growth for each in live]), prior_hazard(max(1.0, first)), 1.0)
     live += on_engine(*[(0.0, prompts[group], group) for group in added])
     assert forecast.shares()[0] == pytest.approx(brute_force(law, live, spread), rel=1e-6)
 

@@ -23,9 +23,7 @@ def law_of(ended: list[float], running: list[float], doubt: float = 0.0) -> Grow
 
 
 @given(several, several, st.floats(0.0, 3.0))
-def test_survival_begins_at_one_and_never_rises(
-    ended: list[float], running: list[float], doubt: float
-) -> None:
+def test_survival_begins_at_one_and_never_rises(ended: list[float], running: list[float], doubt: float) -> None:
     survival = law_of(ended, running, doubt).survival
     assert np.all(survival[:, 0] == 1.0)
     assert np.all(np.diff(survival, axis=1) <= 0) and np.all(survival >= 0)

@@ -47,9 +47,7 @@ def table_of(cost: EngineCost, shape: ModelShape, request_s: float = 0.0, **chan
 
 
 DENSE = model_of("qwen3-8b")
-COST = EngineCost(
-    fixed_s=0.004, sequence_s=2e-4, context_token_s=3e-8, prefill_token_s=4e-5, capacity_tokens=500_000
-)
+COST = EngineCost(fixed_s=0.004, sequence_s=2e-4, context_token_s=3e-8, prefill_token_s=4e-5, capacity_tokens=500_000)
 TABLE = table_of(COST, DENSE)
 
 terms = st.builds(
@@ -86,9 +84,7 @@ def test_one_wild_point_does_not_pull_the_fit(index, factor):
     points[index] = replace(points[index], seconds=points[index].seconds * factor)
     found = replace(TABLE, decode=tuple(points)).fit().cost
     for batch, context in ((1, 2000), (8, 8000), (8, 64_000)):
-        assert found.decode_token_s(batch, context) == pytest.approx(
-            COST.decode_token_s(batch, context), rel=0.15
-        )
+        assert found.decode_token_s(batch, context) == pytest.approx(COST.decode_token_s(batch, context), rel=0.15)
 
 
 @given(terms, st.floats(0, 0.05))
@@ -105,14 +101,10 @@ def test_a_fit_finds_the_cost_that_was_measured(cost, request_s):
 
 @given(terms, st.floats(0, 0.05), st.floats(0, 0.05))
 @settings(max_examples=50, deadline=None)
-def test_a_cached_step_tells_the_way_of_a_request_from_what_a_prompt_takes_in_the_engine(
-    cost, request_s, prompt_s
-):
+def test_a_cached_step_tells_the_way_of_a_request_from_what_a_prompt_takes_in_the_engine(cost, request_s, prompt_s):
     cost = replace(cost, prompt_s=prompt_s, block_tokens=128, whole_prompts=True)
     cached = TokensPoint(257, request_s + cost.decode_token_s(1, 257))
-    table = table_of(
-        cost, DENSE, request_s, cached_step=cached, block_tokens=128, chunked_prefill=False, engines=2
-    )
+    table = table_of(cost, DENSE, request_s, cached_step=cached, block_tokens=128, chunked_prefill=False, engines=2)
     fit = MeasuredTable.from_mapping(json.loads(json.dumps(table.to_mapping()))).fit()
     assert fit.prefill_error_max < 1e-6
     assert fit.request_s == pytest.approx(request_s, abs=1e-6)

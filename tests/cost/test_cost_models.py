@@ -116,12 +116,8 @@ def test_more_gpus_never_hold_less_context_nor_decode_slower_alone(model, gpu):
         assert times == sorted(times, reverse=True)
 
 
-@given(
-    models, gpus, st.integers(1, 300), st.integers(0, 200), st.integers(0, 400_000), st.integers(0, 400_000)
-)
-def test_a_token_takes_longer_in_a_larger_batch_and_with_more_context(
-    model, gpu, batch, more, context, further
-):
+@given(models, gpus, st.integers(1, 300), st.integers(0, 200), st.integers(0, 400_000), st.integers(0, 400_000))
+def test_a_token_takes_longer_in_a_larger_batch_and_with_more_context(model, gpu, batch, more, context, further):
     for degree in fitting_degrees(model, gpu):
         cost = engine_cost_for(model, gpu, degree)
         base = cost.decode_token_s(batch, context)
@@ -144,9 +140,7 @@ def test_copies_of_kv_heads_take_room_and_time():
 def test_distinct_experts_are_those_of_random_choices():
     shape, rng = model_of("qwen3-30b-a3b"), random.Random(7)
     for tokens in (1, 4, 16, 64):
-        seen = [
-            len({expert for _ in range(tokens) for expert in rng.sample(range(128), 8)}) for _ in range(400)
-        ]
+        seen = [len({expert for _ in range(tokens) for expert in rng.sample(range(128), 8)}) for _ in range(400)]
         assert shape.distinct_experts(tokens) == pytest.approx(sum(seen) / len(seen), rel=0.02)
 
 
@@ -270,18 +264,14 @@ def test_a_degree_is_allowed_just_where_every_gpu_gets_whole_heads(kv_heads, per
 
 
 def test_a_degree_that_does_not_divide_the_heads_names_those_that_do():
-    with pytest.raises(
-        BadInput, match="TP degree 3 does not divide the model's 40 attention heads: use 1, 2, 4, 8"
-    ):
+    with pytest.raises(BadInput, match="TP degree 3 does not divide the model's 40 attention heads: use 1, 2, 4, 8"):
         engine_cost_for("qwen3-14b", "h100", 3)
     with pytest.raises(BadInput, match="TP degree 0 is none"):
         engine_cost_for("qwen3-14b", "h100", 0)
 
 
 def test_a_model_that_fits_no_engine_is_named():
-    huge = shape_of_config(
-        {**LLAMA, "hidden_size": 65536, "intermediate_size": 262144, "num_hidden_layers": 100}
-    )
+    huge = shape_of_config({**LLAMA, "hidden_size": 65536, "intermediate_size": 262144, "num_hidden_layers": 100})
     with pytest.raises(BadInput, match="fits no engine of 1, 2, 4, 8 GPUs of 80 GB"):
         fitting_degrees(huge, gpu_of("h100"))
     assert fitting_degrees(model_of("qwen3-32b"), gpu_of("h100"), least_tokens=40_000) == (2, 4, 8)
@@ -319,9 +309,7 @@ def test_unknown_names_are_refused_with_the_known_ones(mapping, message):
 def test_names_are_a_form_of_a_cost(tmp_path):
     assert cost_from_mapping({"model": "qwen3-8b", "gpu": "h20"}, 4) == engine_cost_for("qwen3-8b", "h20", 4)
     directory = model_in(tmp_path, LLAMA)
-    assert cost_from_mapping({"model": directory, "gpu": "h20"}) == engine_cost_for(
-        read_shape(directory), "h20"
-    )
+    assert cost_from_mapping({"model": directory, "gpu": "h20"}) == engine_cost_for(read_shape(directory), "h20")
 
 
 def test_shapes_whose_parts_exceed_the_whole_are_refused():

@@ -47,9 +47,7 @@ def test_engines_of_several_gpus_use_as_many_links_as_both_have_heads_for():
     model, gpu = model_of("qwen3-30b-a3b"), gpu_of("h200")
 
     def moved_s(source: int, target: int) -> float:
-        return transfer_s(
-            20_000, model, gpu, same_node=False, source_degree=source, target_degree=target, setup_s=0.0
-        )
+        return transfer_s(20_000, model, gpu, same_node=False, source_degree=source, target_degree=target, setup_s=0.0)
 
     assert moved_s(4, 4) == pytest.approx(moved_s(1, 1) / 4)
     assert moved_s(1, 4) == moved_s(4, 1) == moved_s(1, 1)

@@ -40,9 +40,7 @@ def shared_cluster(modules_dir: Path) -> Iterator[LocalRolloutCluster]:
 
 
 @pytest.fixture(scope="module")
-def stored_run(
-    shared_cluster: LocalRolloutCluster, model_dir: str, tmp_path_factory: pytest.TempPathFactory
-) -> Path:
+def stored_run(shared_cluster: LocalRolloutCluster, model_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A small run for pages that read one."""
     out = tmp_path_factory.mktemp("stored") / "x.zarr"
     with Client(shared_cluster) as client:

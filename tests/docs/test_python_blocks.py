@@ -57,9 +57,7 @@ def test_few_blocks_do_not_run_and_each_says_why() -> None:
 
 
 def test_an_unknown_word_behind_python_is_refused() -> None:
-    known = [
-        b for b in blocks("python") if not b.words or b.words[0] == "no-run:" or b.words[0][:5] == "file="
-    ]
+    known = [b for b in blocks("python") if not b.words or b.words[0] == "no-run:" or b.words[0][:5] == "file="]
     assert [block.name for block in blocks("python") if block not in known] == []
 
 

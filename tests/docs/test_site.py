@@ -75,9 +75,7 @@ def test_no_style_sheet_loads_anything_from_another_host(site: Path) -> None:
     found = [
         (sheet.name, to)
         for sheet in sheets
-        for to in re.findall(
-            r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)", sheet.read_text(encoding="utf-8")
-        )
+        for to in re.findall(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)", sheet.read_text(encoding="utf-8"))
         if is_elsewhere("".join(to))
     ]
     assert found == []

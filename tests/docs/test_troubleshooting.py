@@ -12,9 +12,7 @@ from worlds.markdown_blocks import DOCS, ROOT
 PAGE = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
 MESSAGES = [
     message
-    for header, *rows in (
-        table.splitlines() for table in PAGE.split("\n\n") if table.startswith("| message |")
-    )
+    for header, *rows in (table.splitlines() for table in PAGE.split("\n\n") if table.startswith("| message |"))
     for message in re.findall(r"^\| `([^`]+)` \|", "\n".join(rows), re.MULTILINE)
 ]
 

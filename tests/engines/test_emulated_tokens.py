@@ -44,9 +44,7 @@ def test_seeds_engines_and_contexts_make_a_difference():
         for seed in (-1, -2)  # an engine's own seeds
     ]
     assert len(set(draws)) == len(draws)
-    seeded = [
-        tuple(_draw(TokenSource(engine, 30, END), [1], 20, s)[0]) for s in (None, 1, 2) for engine in (0, 1)
-    ]
+    seeded = [tuple(_draw(TokenSource(engine, 30, END), [1], 20, s)[0]) for s in (None, 1, 2) for engine in (0, 1)]
     assert len(set(seeded)) == 3, "a greedy step, and one with a seed, is the same on every engine"
 
 

@@ -248,9 +248,7 @@ def test_a_stop_string_ends_the_step_and_its_tokens_are_kept(engine):
         assert result.token_ids == greedy[:count]
         text = template.decode(list(result.token_ids))
         assert stop in text and stop not in template.decode(list(result.token_ids[:-1]))
-        assert tokens_to_stop(template.decode, list(greedy), [stop]) == count, (
-            "the driver cuts where vLLM does"
-        )
+        assert tokens_to_stop(template.decode, list(greedy), [stop]) == count, "the driver cuts where vLLM does"
 
     engine.tell(scenario)
 
@@ -364,10 +362,7 @@ def test_aborting_what_is_unknown_or_nothing_harms_nobody(engine):
 def test_cancelled_calls_are_dropped_by_the_engine(engine):
     async def scenario(client: EngineClient) -> None:
         # Run to their ends, these would take longer than the ceiling of this test.
-        calls = [
-            asyncio.ensure_future(client.generate(_step(_prompt(10, salt), 2000)))
-            for salt in range(50 * SLOTS)
-        ]
+        calls = [asyncio.ensure_future(client.generate(_step(_prompt(10, salt), 2000))) for salt in range(50 * SLOTS)]
         await asyncio.sleep(0.5)
         for call in calls:
             call.cancel()
@@ -416,10 +411,7 @@ def test_more_steps_than_slots_all_come_back_whole(engine):
     async def scenario(client: EngineClient) -> None:
         lengths = [1 + 5 * index for index in range(3 * SLOTS)]
         results = await asyncio.gather(
-            *(
-                client.generate(_step(_prompt(10 + length, length), length, temperature=1.0))
-                for length in lengths
-            )
+            *(client.generate(_step(_prompt(10 + length, length), length, temperature=1.0)) for length in lengths)
         )
         assert [len(result.token_ids) for result in results] == lengths
         for result in results:
@@ -433,8 +425,7 @@ def test_many_long_seeded_prompts_at_once_come_back_whole(engine):
 
     async def scenario(client: EngineClient) -> None:
         steps = [
-            _step(_prompt(MAX_MODEL_LEN // 2 + 31 * salt, salt), 8, temperature=1.0, seed=salt)
-            for salt in range(SLOTS)
+            _step(_prompt(MAX_MODEL_LEN // 2 + 31 * salt, salt), 8, temperature=1.0, seed=salt) for salt in range(SLOTS)
         ]
         results = await asyncio.gather(*(client.generate(step) for step in steps))
         assert [len(result.token_ids) for result in results] == [8] * SLOTS
@@ -548,10 +539,7 @@ def test_a_killed_engine_is_unreachable(engine):
 
     async def scenario(client: EngineClient) -> None:
         # Three batches of them, so that the last is still to come however slow this process is.
-        running = [
-            asyncio.ensure_future(client.generate(_step(_prompt(10, salt), 1900)))
-            for salt in range(3 * SLOTS)
-        ]
+        running = [asyncio.ensure_future(client.generate(_step(_prompt(10, salt), 1900))) for salt in range(3 * SLOTS)]
         await asyncio.sleep(0.3)
         os.kill(engine.process.engine_pid, signal.SIGKILL)
         results = await asyncio.gather(*running, return_exceptions=True)

@@ -86,9 +86,7 @@ def test_a_rollout_runs_on_a_third_kind(model_dir: str):
     async def body() -> None:
         async with shared_cluster(engines=1) as client:
             spec = EngineSpec(ECHO, model_dir, slots=2, max_model_len=1024)
-            async with Rollout(
-                client, env=_agent, model=model_dir, engines=Engines(spec=spec, count=1)
-            ) as rollout:
+            async with Rollout(client, env=_agent, model=model_dir, engines=Engines(spec=spec, count=1)) as rollout:
                 batch = await rollout.run(["one", "two"])
             assert batch.counts == {"completed": 2}, [record.detail for record in batch]
             assert batch.generated_tokens == 2 * 2 * 4

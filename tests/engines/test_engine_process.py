@@ -41,9 +41,7 @@ def _spec(**changes) -> EngineSpec:
     names = ("cost", "faults", "time_scale", "emulation")
     own = {name: changes.pop(name) for name in names if name in changes}
     options = EmulatedOptions(**{"cost": {"seconds_per_token": 0.001}, **own})
-    return EngineSpec(
-        "emulated", "none", **{"slots": 4, "max_model_len": 100_000, "options": options, **changes}
-    )
+    return EngineSpec("emulated", "none", **{"slots": 4, "max_model_len": 100_000, "options": options, **changes})
 
 
 def _step(name: str, tokens: int = 5) -> GenerateRequest:
@@ -185,9 +183,7 @@ def test_an_engine_for_a_router_listens_on_a_loopback_port(tmp_path):
 
 def test_a_path_too_long_for_a_socket_is_one_line(tmp_path):
     records = tmp_path / ("long" * 30)
-    with pytest.raises(
-        BadInput, match=r"^socket /\S+ has a path of \d+ bytes, and sockets take 107: use .+$"
-    ):
+    with pytest.raises(BadInput, match=r"^socket /\S+ has a path of \d+ bytes, and sockets take 107: use .+$"):
         EngineProcess(_spec(), tmp_path, records=records)
 
 
@@ -421,9 +417,7 @@ def test_vllm_says_why_it_does_not_start(tmp_path):
     (model / "config.json").write_text('{"model_type": "no-such-architecture"}')
     (model / "model.safetensors").write_bytes(b"")
     spec = EngineSpec("vllm", str(model), 2, 100)
-    error = _fails(
-        spec, tmp_path / "e", timeout_s=800.0
-    )  # it ends by itself, on a busy machine after minutes
+    error = _fails(spec, tmp_path / "e", timeout_s=800.0)  # it ends by itself, on a busy machine after minutes
     assert "exit code 1" in str(error)
     assert "no-such-architecture" in str(error)
     assert len(error.log_tail) > 3

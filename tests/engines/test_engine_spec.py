@@ -18,9 +18,7 @@ SPEC = EngineSpec(
     8,
     4096,
     kv_transfer=True,
-    options=EmulatedOptions(
-        cost={"profile": "tiny-cpu"}, faults={"slow_factor": 2}, emulation={"end_token_id": 3}
-    ),
+    options=EmulatedOptions(cost={"profile": "tiny-cpu"}, faults={"slow_factor": 2}, emulation={"end_token_id": 3}),
 )
 REAL = EngineSpec("vllm", "none", 8, 4096, options=VllmOptions(extra_args=("--x", "1"), cpu_threads=2))
 
@@ -33,9 +31,9 @@ def test_specs_survive_pickle_and_json():
 
 def test_options_not_given_are_those_of_the_kind():
     assert EngineSpec("vllm", "none", 8, 4096).options == VllmOptions()
-    assert EngineSpec.from_mapping(
-        {"kind": "emulated", "model": "m", "slots": 1, "max_model_len": 9}
-    ).options == (EmulatedOptions())
+    assert EngineSpec.from_mapping({"kind": "emulated", "model": "m", "slots": 1, "max_model_len": 9}).options == (
+        EmulatedOptions()
+    )
 
 
 def test_options_of_another_kind_are_refused():

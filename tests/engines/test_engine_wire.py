@@ -163,9 +163,7 @@ def test_a_form_that_no_engine_knows_is_refused(form):
 
 
 def test_an_abort_uses_the_engines_form_of_the_id():
-    assert json.loads(wire.abort_body(["a", "b"])) == {
-        "request_ids": ["generate-tokens-a", "generate-tokens-b"]
-    }
+    assert json.loads(wire.abort_body(["a", "b"])) == {"request_ids": ["generate-tokens-a", "generate-tokens-b"]}
 
 
 def test_progress_is_read_from_prometheus_text():

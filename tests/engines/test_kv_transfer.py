@@ -54,9 +54,7 @@ EMULATED = EngineSpec(
     ),
     kv_transfer=True,
 )
-VLLM = EngineSpec(
-    "vllm", str(CHECKPOINT), slots=4, max_model_len=MAX_MODEL_LEN, dtype="float32", kv_transfer=True
-)
+VLLM = EngineSpec("vllm", str(CHECKPOINT), slots=4, max_model_len=MAX_MODEL_LEN, dtype="float32", kv_transfer=True)
 
 Scenario = Callable[[EngineClient, EngineClient], Awaitable[None]]
 
@@ -182,9 +180,7 @@ def test_only_loopback_is_listened_on(pair):
             if connection.status == psutil.CONN_LISTEN
         ]
         outside = [
-            (name, at)
-            for name, at in listening
-            if not ipaddress.ip_address(at.ip.partition("%")[0]).is_loopback
+            (name, at) for name, at in listening if not ipaddress.ip_address(at.ip.partition("%")[0]).is_loopback
         ]
         assert not outside, listening
         if engine.spec.kind == "vllm":

@@ -158,9 +158,7 @@ class RecordedVllm:
         return web.json_response({})
 
 
-def with_recorded_vllm(
-    tmp_path: Path, body: Callable[[SleepingServer], Awaitable[None]]
-) -> list[tuple[str, Any]]:
+def with_recorded_vllm(tmp_path: Path, body: Callable[[SleepingServer], Awaitable[None]]) -> list[tuple[str, Any]]:
     async def run() -> list[tuple[str, Any]]:
         recorded = RecordedVllm()
         application = web.Application()

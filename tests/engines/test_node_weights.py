@@ -39,9 +39,7 @@ def store() -> WeightStore:
 
 
 def publish(store: WeightStore, model_dir: str, number: int = 1) -> str:
-    return store.write(
-        version(number), perturbed(model_dir, number), model_facts(model_dir), bucket_bytes=900_000
-    )
+    return store.write(version(number), perturbed(model_dir, number), model_facts(model_dir), bucket_bytes=900_000)
 
 
 def test_a_fetched_version_is_a_model_directory(tmp_path: Path, store: WeightStore, model_dir: str) -> None:
@@ -102,9 +100,7 @@ def test_a_store_on_the_same_disk_is_linked(tmp_path: Path, model_dir: str) -> N
     assert {file.stat().st_nlink for file in weights.path.glob("*.safetensors")} == {2}
 
 
-def test_what_changed_on_the_node_is_fetched_again(
-    tmp_path: Path, store: WeightStore, model_dir: str
-) -> None:
+def test_what_changed_on_the_node_is_fetched_again(tmp_path: Path, store: WeightStore, model_dir: str) -> None:
     directory = NodeWeightsDirectory(tmp_path / "node", model_dir)
     uri = publish(store, model_dir)
     weights = directory.fetch(uri, version(1), RUN, GO_ON)
@@ -199,16 +195,12 @@ def test_an_adapter_is_merged_with_the_base_while_it_is_fetched(
 
 
 def test_an_adapter_of_another_base_is_refused(tmp_path: Path, store: WeightStore, model_dir: str) -> None:
-    uri = store.write(
-        version(1), adapter_of(model_dir), model_facts(model_dir), adapter=AdapterFacts(4, 1.0, "other")
-    )
+    uri = store.write(version(1), adapter_of(model_dir), model_facts(model_dir), adapter=AdapterFacts(4, 1.0, "other"))
     with pytest.raises(WeightsRefused, match="trained on other weights"):
         NodeWeightsDirectory(tmp_path / "node", model_dir).fetch(uri, version(1), RUN, GO_ON)
 
 
-def test_versions_in_use_and_newer_ones_are_not_pruned(
-    tmp_path: Path, store: WeightStore, model_dir: str
-) -> None:
+def test_versions_in_use_and_newer_ones_are_not_pruned(tmp_path: Path, store: WeightStore, model_dir: str) -> None:
     directory = NodeWeightsDirectory(tmp_path / "node", model_dir)
     held = {
         number: directory.fetch(publish(store, model_dir, number), version(number), RUN, GO_ON)
@@ -230,9 +222,7 @@ def test_a_node_without_room_says_so(
 ) -> None:
     monkeypatch.setattr(node_weights, "_SPARE_BYTES", 1 << 60)
     with pytest.raises(WeightsRefused, match="MiB free"):
-        NodeWeightsDirectory(tmp_path / "node", model_dir).fetch(
-            publish(store, model_dir), version(1), RUN, GO_ON
-        )
+        NodeWeightsDirectory(tmp_path / "node", model_dir).fetch(publish(store, model_dir), version(1), RUN, GO_ON)
     with pytest.raises(WeightsRefused, match="is none"):
         NodeWeightsDirectory(tmp_path / "node", "some/model").fetch("memory://x", version(1), RUN, GO_ON)
 

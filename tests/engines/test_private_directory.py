@@ -85,9 +85,7 @@ except PermissionError:
     print("refused")
 """
     try:
-        said = subprocess.run(
-            [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
-        )
+        said = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
         assert said.stdout == "refused\n"
     finally:
         path.unlink(missing_ok=True)

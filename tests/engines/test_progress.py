@@ -15,9 +15,7 @@ from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import CANARY_REQUEST_ID, GenerateRequest, SamplingParams
 from heddle_dask.engines.progress import ProgressWatch
 
-ANSWER = {
-    "choices": [{"finish_reason": "length", "token_ids": [1], "logprobs": {"content": [{"logprob": 0.0}]}}]
-}
+ANSWER = {"choices": [{"finish_reason": "length", "token_ids": [1], "logprobs": {"content": [{"logprob": 0.0}]}}]}
 STEP = GenerateRequest("step", (1, 2), SamplingParams(max_tokens=10))
 
 
@@ -81,9 +79,7 @@ def _run(
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-@pytest.mark.parametrize(
-    ("status", "cause"), [(None, "no answer within 0.1 s"), (500, "engine failed (HTTP 500): ")]
-)
+@pytest.mark.parametrize(("status", "cause"), [(None, "no answer within 0.1 s"), (500, "engine failed (HTTP 500): ")])
 def test_an_engine_that_answers_no_canary_is_stuck(status: int | None, cause: str) -> None:
     async def scenario(stuck: asyncio.Future[str]) -> None:
         said = await stuck

@@ -107,8 +107,7 @@ def test_kv_moves_through_the_ports_that_the_site_lets_through(spec):
     kv = replace(spec, kv_transfer=True)
     for build in ("cpu", "gpu"):
         assert (
-            vllm_command(kv, SOCKET, build, 40007, "lo", range(40000, 40011)).env["UCX_TCP_PORT_RANGE"]
-            == "40000-40010"
+            vllm_command(kv, SOCKET, build, 40007, "lo", range(40000, 40011)).env["UCX_TCP_PORT_RANGE"] == "40000-40010"
         )
         assert "UCX_TCP_PORT_RANGE" not in vllm_command(kv, SOCKET, build, 40007, "lo").env
     assert port_range({"HEDDLE_PORTS": "40000:40010"}) == range(40000, 40011)
@@ -158,10 +157,7 @@ def test_kv_is_fetched_at_the_address_of_the_worker_and_over_its_interface_only(
     for build in ("cpu", "gpu"):
         here = vllm_command(local, SOCKET, build, 8124, "lo").env
         assert (here["VLLM_NIXL_SIDE_CHANNEL_HOST"], here["UCX_NET_DEVICES"]) == ("127.0.0.1", "lo")
-        assert (
-            vllm_command(outside, SOCKET, build, 8124, "eth7").env["VLLM_NIXL_SIDE_CHANNEL_HOST"]
-            == "203.0.113.7"
-        )
+        assert vllm_command(outside, SOCKET, build, 8124, "eth7").env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "203.0.113.7"
     assert vllm_command(outside, SOCKET, "cpu", 8124, "eth7").env["UCX_NET_DEVICES"] == "eth7"
     # InfiniBand is other devices than the interface with the address.
     assert "UCX_NET_DEVICES" not in vllm_command(outside, SOCKET, "gpu", 8124, "eth7").env
@@ -187,9 +183,7 @@ def test_the_interface_of_an_address_is_found_and_a_users_choice_wins(spec, monk
     for name, address in outside:
         assert interface_of(address) == name.partition(":")[0]
         assert free_port(address) > 0
-    with pytest.raises(
-        BadInput, match=r"kv_host '203\.0\.113\.7' is no address of this machine: start the worker"
-    ):
+    with pytest.raises(BadInput, match=r"kv_host '203\.0\.113\.7' is no address of this machine: start the worker"):
         kind.command(replace(spec, kv_transfer=True, kv_host="203.0.113.7"), SOCKET)
     monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_0:1")
     assert "UCX_NET_DEVICES" not in kind.command(replace(spec, kv_transfer=True), SOCKET).env
@@ -292,18 +286,14 @@ for line in json.load(sys.stdin):
 @pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed")
 def test_vllms_own_parser_takes_every_command_line(spec, model):
     extra = extra_arguments(["max-num-batched-tokens=8192", "enforce-eager"])
-    options = VllmOptions(
-        gpu_memory_utilization=0.5, quantization="fp8", logprobs="processed", extra_args=extra
-    )
+    options = VllmOptions(gpu_memory_utilization=0.5, quantization="fp8", logprobs="processed", extra_args=extra)
     specs = [
         EngineSpec("vllm", str(model)),
         spec,
         replace(spec, tp_degree=2, kv_transfer=True, dtype="bfloat16", options=options),
         replace(spec, options=engine_kind("vllm").options_for(max_positions=9000)),
     ]
-    lines = [
-        vllm_command(each, SOCKET, build, 8124, "lo").argv[3:] for each in specs for build in ("cpu", "gpu")
-    ]
+    lines = [vllm_command(each, SOCKET, build, 8124, "lo").argv[3:] for each in specs for build in ("cpu", "gpu")]
     done = subprocess.run(
         [sys.executable, "-c", PARSE], input=json.dumps(lines), capture_output=True, text=True, check=False
     )

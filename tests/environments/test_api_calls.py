@@ -59,9 +59,7 @@ def test_retry_after_is_seconds_or_a_date(header: str, seconds: float | None) ->
 
 def _called(answers: Callable[[int], tuple[int, str]], **options: Any) -> Any:
     async def body() -> Any:
-        async with api_server(
-            ApiQuota("search"), latency_s=options.pop("latency_s", 0.0), answers=answers
-        ) as server:
+        async with api_server(ApiQuota("search"), latency_s=options.pop("latency_s", 0.0), answers=answers) as server:
             return await http_call("POST", server.url, json_body={"a": 1}, idempotency_key="k", **options)
 
     return asyncio.run(body())
@@ -203,9 +201,7 @@ def test_a_cluster_file_declares_quotas(tmp_path: Path) -> None:
         ("[quotas.a]\nopen = 'x'", "open_s is 'x'"),
     ],
 )
-def test_a_wrong_quota_in_a_cluster_file_is_refused_in_one_line(
-    tmp_path: Path, text: str, message: str
-) -> None:
+def test_a_wrong_quota_in_a_cluster_file_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "c.toml"
     path.write_text(text)
     with pytest.raises(BadInput, match=message):

@@ -134,9 +134,7 @@ def test_a_group_shares_its_prompt_and_nothing_else(path: Path) -> None:
     assert all(33 <= token <= 126 for token in first.context[:10])
 
 
-def test_a_replay_ends_where_its_context_is_full_and_is_counted(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_replay_ends_where_its_context_is_full_and_is_counted(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     environment = ReplayEnvironment(path)
     context = RecordingContext(max_context_tokens=40)

@@ -33,9 +33,7 @@ def test_parts_and_metadata_are_kept_as_they_are_stored() -> None:
     assert Reward.of(made) is made
 
 
-@pytest.mark.parametrize(
-    "parts", [[1.0], {"a": math.nan}, {"a": math.inf}, {"a": None}, {"a": "1"}, {1: 1.0}, 5]
-)
+@pytest.mark.parametrize("parts", [[1.0], {"a": math.nan}, {"a": math.inf}, {"a": None}, {"a": "1"}, {1: 1.0}, 5])
 def test_bad_parts_are_refused(parts: Any) -> None:
     with pytest.raises(BadInput, match="reward"):
         Reward(1.0, parts=parts)

@@ -43,9 +43,7 @@ def run_all_in_one_process(directory: Path) -> set[str]:
         "str(sys.modules[n].__file__)]: del sys.modules[name]\n"
         "    sys.path.pop(0)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=directory, capture_output=True, text=True, timeout=120
-    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=directory, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return set(done.stdout.splitlines())
 
@@ -78,9 +76,7 @@ def test_every_bug_is_found_by_its_tests_and_by_no_other(tmp_path: Path) -> None
 def test_repositories_pass_their_visible_tests_and_fail_the_hidden_ones_that_they_say(tmp_path: Path) -> None:
     expected: set[str] = set()
     for seed in range(12):
-        made = draw_repository(
-            random.Random(seed), modules=5, bugs=2, suite_cpu_s=1.0, name_places=bool(seed % 2)
-        )
+        made = draw_repository(random.Random(seed), modules=5, bugs=2, suite_cpu_s=1.0, name_places=bool(seed % 2))
         for kind, files in (("v", made.files), ("h", {**made.files, **made.hidden})):
             for path, text in files.items():
                 place = tmp_path / f"{kind}{seed}" / path
@@ -124,9 +120,7 @@ class KeptBox:
         self.done += not isinstance(operation, GetOperation)
         return answer["value"]
 
-    async def exec(
-        self, command: str, *, timeout_s: float = 60.0, needs: Any = None, **more: Any
-    ) -> ExecResult:
+    async def exec(self, command: str, *, timeout_s: float = 60.0, needs: Any = None, **more: Any) -> ExecResult:
         self.commands.append((command, needs))
         return ExecResult(**await self._do(ExecOperation(command, timeout_s), cpus=1 if needs is None else 2))
 
@@ -183,11 +177,7 @@ def solved(task: Task, commands: list[str], directory: Path) -> tuple[Reward | N
 def test_an_expert_solves_a_task_and_a_bad_agent_does_not(sandbox_directory: Path) -> None:
     task = min(ShellEnvironment().tasks(12, 1), key=lambda t: len(t.payload["pass_to_pass"]))
     reward, context = solved(task, repair_commands(task), sandbox_directory)
-    assert (
-        reward is not None
-        and reward.value == 1.0
-        and reward.parts == {"fail_to_pass": 1.0, "pass_to_pass": 1.0}
-    )
+    assert reward is not None and reward.value == 1.0 and reward.parts == {"fail_to_pass": 1.0, "pass_to_pass": 1.0}
     assert "passed" in context.told[-1]
     command, needs = context.box.commands[-1]
     assert "-n {cpus}" in command and needs.cpus == (1, 8)

@@ -25,9 +25,7 @@ def fewest_nodes(free: dict[int, int], count: int) -> int:
 
 
 @given(nodes=MACHINES, history=st.lists(st.tuples(st.booleans(), st.integers(0, 9)), max_size=30))
-def test_random_histories_leave_the_accounts_balanced(
-    nodes: dict[int, int], history: list[tuple[bool, int]]
-) -> None:
+def test_random_histories_leave_the_accounts_balanced(nodes: dict[int, int], history: list[tuple[bool, int]]) -> None:
     allocator, held = CoreAllocator(nodes), list[tuple[int, ...]]()
     for takes, number in history:
         busy = {core for cores in held for core in cores}

@@ -193,9 +193,7 @@ async def in_a_sandbox() -> tuple[set[int], str]:
 # -- cores -----------------------------------------------------------------------------------------------
 
 
-def test_an_action_runs_on_its_cores_alone_with_all_that_it_starts(
-    tmp_path: Path, groups: FoundCgroups
-) -> None:
+def test_an_action_runs_on_its_cores_alone_with_all_that_it_starts(tmp_path: Path, groups: FoundCgroups) -> None:
     async def body(actions: Actions) -> None:
         for cpus in (1, len(CORES), 1):
             own, of_child, variable, threads = await actions(its_cores, cpus=cpus)
@@ -265,9 +263,7 @@ async def fails_alone(
     assert await other == "undisturbed"
 
 
-def test_a_timeout_ends_all_processes_and_returns_the_output_so_far(
-    tmp_path: Path, groups: FoundCgroups
-) -> None:
+def test_a_timeout_ends_all_processes_and_returns_the_output_so_far(tmp_path: Path, groups: FoundCgroups) -> None:
     async def body(actions: Actions) -> None:
         with pytest.raises(TimeoutError):
             await actions(prints_and_sleeps, timeout_s=1.5)
@@ -370,9 +366,7 @@ def test_random_histories_leave_the_accounts_balanced(
             timeout_s = 0.05 if how == "timeout" else None
             memory_bytes = 100 * MIB if how == "memory" else 0
             try:
-                assert (
-                    await actions(ends, how, cpus=cpus, memory_bytes=memory_bytes, timeout_s=timeout_s) == how
-                )
+                assert await actions(ends, how, cpus=cpus, memory_bytes=memory_bytes, timeout_s=timeout_s) == how
             except (ToolRaised, ToolProcessEnded, TimeoutError, LimitExceeded):
                 assert how != "returns"
 

@@ -42,10 +42,7 @@ def waited(
 def test_a_worker_whose_engine_does_not_start_leaves_the_run_to_the_others(monkeypatch) -> None:
     ready, told = waited(monkeypatch, None, state(0, 1, 3), state(1, 1, 3), state(2, 1, 3))
     assert ready == 2
-    assert (
-        told[-1]
-        == "an engine does not start on worker tcp://worker-0: no such model; going on with 2 engines"
-    )
+    assert told[-1] == "an engine does not start on worker tcp://worker-0: no such model; going on with 2 engines"
 
 
 def test_a_failed_start_is_no_reason_while_enough_others_may_answer(monkeypatch) -> None:
@@ -77,9 +74,7 @@ def test_workers_in_queued_and_starting_jobs_are_waited_for_without_limit(monkey
 
 
 def test_a_run_begins_with_the_minimum_of_the_groups(monkeypatch) -> None:
-    growing = [
-        queued(state(ready, 0, 1 + ready), engines=4 - ready, engines_to_begin=2) for ready in range(3)
-    ]
+    growing = [queued(state(ready, 0, 1 + ready), engines=4 - ready, engines_to_begin=2) for ready in range(3)]
     assert waited(monkeypatch, None, *growing)[0] == 2
     assert waited(monkeypatch, 3, *growing, state(3, 0, 3))[0] == 3
 
@@ -102,8 +97,5 @@ def test_the_advice_fits_who_starts_the_workers(workers: int) -> None:
 def test_it_is_told_where_the_engines_are_that_will_come() -> None:
     delayed = QueuedCapacity(engines_to_begin=1, next_job_s=96.2)
     assert delayed.engines_told == "next job in 96 s"
-    assert (
-        replace(delayed, engines=1, starting_engines=2).engines_told
-        == "1 in jobs that queue, 2 in jobs that start"
-    )
+    assert replace(delayed, engines=1, starting_engines=2).engines_told == "1 in jobs that queue, 2 in jobs that start"
     assert QueuedCapacity().engines_told == ""

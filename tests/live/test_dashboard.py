@@ -119,9 +119,7 @@ async def look(model: str, folder: Path) -> Looked:
                 env=BusyAgent(),
                 model=model,
                 engines=Engines(spec=spec, count=2),
-                strategy=Strategy(
-                    "heddle", ("predictor=oracle,error_factor=2", "admission=at-most,alive=12")
-                ),
+                strategy=Strategy("heddle", ("predictor=oracle,error_factor=2", "admission=at-most,alive=12")),
                 seed=3,
                 out=folder / "run.zarr",
             )
@@ -131,9 +129,7 @@ async def look(model: str, folder: Path) -> Looked:
             looked.page_text = await page.content()
             looked.screenshot = folder / "dashboard.png"
             await page.screenshot(path=looked.screenshot, full_page=True)
-            looked.plots = await page.evaluate(
-                "() => fetch('individual-plots.json').then((got) => got.json())"
-            )
+            looked.plots = await page.evaluate("() => fetch('individual-plots.json').then((got) => got.json())")
         for panel in PANELS:
             async with tab(browser, f"{base}/individual-heddle-{panel.name}", looked.seen) as page:
                 looked.alone[panel.name] = await read_page(page)
@@ -203,17 +199,11 @@ def test_the_charts_draw_what_the_journal_tells(looked: Looked) -> None:
     for reading in during:
         picture = replayed(looked.lines, reading["offsets"]["headline"])
         names = ("engine", "slots", "generating", "queued")
-        assert shown(reading, "heddle-engines-engines", *names) == columns(
-            engines_view(picture), "engines", *names
-        )
+        assert shown(reading, "heddle-engines-engines", *names) == columns(engines_view(picture), "engines", *names)
         names = ("pool", "cpus", "used", "waiting", "running")
-        assert shown(reading, "heddle-actions-pools", *names) == columns(
-            actions_view(picture), "pools", *names
-        )
+        assert shown(reading, "heddle-actions-pools", *names) == columns(actions_view(picture), "pools", *names)
         names = ("predicted", "actual")
-        assert shown(reading, "heddle-lengths-before", *names) == columns(
-            lengths_view(picture), "before", *names
-        )
+        assert shown(reading, "heddle-lengths-before", *names) == columns(lengths_view(picture), "before", *names)
         segments = reading["sources"]["heddle-timeline-segments"]
         listed = [*picture.longest, *picture.latest_ended]
         assert set(segments["trajectory"]) <= {each.trajectory_id for each in listed}

@@ -176,9 +176,7 @@ def test_segments_cover_the_life_of_a_trajectory_without_gaps() -> None:
     finest_s=st.floats(0, 50),
     chosen=st.randoms(use_true_random=False),
 )
-def test_merging_leaves_no_gap_and_keeps_what_can_be_seen(
-    starts_s: list[float], finest_s: float, chosen: Any
-) -> None:
+def test_merging_leaves_no_gap_and_keeps_what_can_be_seen(starts_s: list[float], finest_s: float, chosen: Any) -> None:
     view = trajectory(starts_s, [chosen.randrange(len(phases.PHASES)) for _ in starts_s])
     merged = merged_segments(view, 1000.0, finest_s)
     assert (merged[0][0], merged[-1][1]) == (starts_s[0], 1000.0)
@@ -216,9 +214,7 @@ def test_lengths_are_at_most_so_many_points_and_none_at_zero() -> None:
     pairs = tuple(LengthPair(float(i % 7), 2.0 * i, None if i % 2 else 0.0, i) for i in range(1500))
     view = lengths_view(replace(played()[1], lengths=pairs, lengths_seen=9000))
     assert len(view.sources["before"]["predicted"]) == MOST_POINTS
-    assert all(
-        np.all(column >= 1.0) for name in ("before", "after") for column in view.sources[name].values()
-    )
+    assert all(np.all(column >= 1.0) for name in ("before", "after") for column in view.sources[name].values())
     assert "9,000 ended with a prediction, 400 shown" in view.heading
 
 
@@ -233,9 +229,7 @@ def trained(lineage: str = "first") -> RunSnapshot:
     history.take(ev.WeightsInstalled(2.1, EngineId("b"), version, cause="a bucket of 4 is damaged"), [])
     history.take(ev.WeightsInstalled(2.2, EngineId("left"), version, paused_s=9.0), [])
     for step in (1, 2, 2):
-        history.training.add_point(
-            step, {"reward": step / 4, "held_out_reward": 0.9} if step == 2 else {"reward": 0.1}
-        )
+        history.training.add_point(step, {"reward": step / 4, "held_out_reward": 0.9} if step == 2 else {"reward": 0.1})
     return picture_of(history, session="s", is_open=True, strategy="heddle", now_s=3.0)
 
 
@@ -375,6 +369,4 @@ def test_a_tab_that_fails_stops_and_says_so_once(caplog: pytest.LogCaptureFixtur
     page = OpenPage(Broken(), [])  # type: ignore[arg-type]
     page.update()
     page.update()
-    assert [record.message for record in caplog.records] == [
-        "a tab of the heddle page is not updated any more"
-    ]
+    assert [record.message for record in caplog.records] == ["a tab of the heddle page is not updated any more"]

@@ -166,9 +166,7 @@ def test_rpc_and_stream_handlers_can_be_added_to_a_running_scheduler_and_worker(
         await until(lambda: heard)
         assert heard == [(client.id, 6)]
         on_worker: list[int] = []
-        internals.add_handlers(
-            workers[0], rpc={"test_answer": answer}, stream={"test-heard": on_worker.append}
-        )
+        internals.add_handlers(workers[0], rpc={"test_answer": answer}, stream={"test-heard": on_worker.append})
         workers[0].stream_handlers["test-heard"] = lambda value: on_worker.append(value)
         assert await scheduler.rpc(workers[0].address).test_answer(value=7) == 8
         internals.send_to_worker(scheduler, workers[0].address, {"op": "test-heard", "value": 9})
@@ -220,9 +218,7 @@ def test_tasks_of_a_dead_worker_wait_without_worker_when_the_hook_runs() -> None
 
         def on_graph(scheduler: Scheduler, *, keys: set[Any], **kwargs: Any) -> None:
             for key in keys:
-                internals.pin(
-                    scheduler.tasks[key], target, {"LLM": 1}, internals.dask_priority(NORMAL, key[1]), {}
-                )
+                internals.pin(scheduler.tasks[key], target, {"LLM": 1}, internals.dask_priority(NORMAL, key[1]), {})
 
         scheduler.add_plugin(Watcher(on_graph), name="test")
         futures = submit(client, forever, [1, 2])
@@ -278,9 +274,7 @@ def test_a_worker_plugin_hears_of_an_end_before_the_scheduler_does() -> None:
                 if finish == "memory":
                     heard.append("dask")
 
-        internals.add_handlers(
-            scheduler, rpc={}, stream={"probe-ended": lambda worker, finish: heard.append(finish)}
-        )
+        internals.add_handlers(scheduler, rpc={}, stream={"probe-ended": lambda worker, finish: heard.append(finish)})
         scheduler.add_plugin(Notes(), name="notes")
         await client.register_plugin(Ends())
         for value in range(5):
@@ -443,9 +437,7 @@ def test_a_task_that_is_put_first_gets_the_next_unit_of_a_resource() -> None:
         (worker,) = workers
         names = ("runs", "waits", "waits too", "last")
         futures = [
-            client.submit(
-                blocked, name, key=("step", name), resources={"LLM": 1}, priority=-number, pure=False
-            )
+            client.submit(blocked, name, key=("step", name), resources={"LLM": 1}, priority=-number, pure=False)
             for number, name in enumerate(names)
         ]
         await until(lambda: len(worker.state.tasks) == len(names))

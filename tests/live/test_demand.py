@@ -19,9 +19,7 @@ from heddle_dask.live.wire.driver_messages import ReadyEngine
 
 def worker(name: str, tag: str, processing: int = 0) -> Any:
     running = {number: None for number in range(processing)}
-    return SimpleNamespace(
-        name=name, address=f"tcp://{name}", resources={tag: 1}, processing=running, has_what={}
-    )
+    return SimpleNamespace(name=name, address=f"tcp://{name}", resources={tag: 1}, processing=running, has_what={})
 
 
 def scheduler_of(*workers: Any) -> Any:

@@ -77,10 +77,7 @@ def told(contexts: list[LiveContext]) -> list[Any]:
             context.record.token_ids.tolist(),
             context.record.attribution.tolist(),
             context.record.policy_version.tolist(),
-            [
-                (s.step_index, s.token_start, s.token_stop, s.finish_reason, s.max_tokens)
-                for s in context.steps
-            ],
+            [(s.step_index, s.token_start, s.token_stop, s.finish_reason, s.max_tokens) for s in context.steps],
             [(a.action_index, a.after_step, a.label, a.status) for a in context.actions],
         )
         for context in contexts
@@ -97,9 +94,7 @@ def test_a_program_runs_to_the_same_record_from_any_part_of_its_journal(
 
     def played(recorded: Any, journal: list[Any]) -> tuple[LiveContext, ScriptedPlane]:
         plane = DrawingPlane()
-        ctx = context_on(
-            plane, model_dir, budget=budget, template=template, recorded=recorded, journal=journal
-        )
+        ctx = context_on(plane, model_dir, budget=budget, template=template, recorded=recorded, journal=journal)
         asyncio.run(play(program, ctx))
         return ctx, plane
 
@@ -132,9 +127,7 @@ def check_against_rows(record: TrajectoryRecord, rows: list[Any]) -> None:
             and row["sampled"][: step.generated_tokens] == ids[step.token_start : step.token_stop]
         ]
         assert fits, f"step {step.step_index} of branch {step.branch}"
-        assert any(
-            len(row["sampled"]) == step.generated_tokens or step.finish_reason == "stop" for row in fits
-        )
+        assert any(len(row["sampled"]) == step.generated_tokens or step.finish_reason == "stop" for row in fits)
 
 
 @pytest.mark.cluster
@@ -142,9 +135,7 @@ def test_drawn_programs_are_stored_as_sampled_and_resumed_to_the_same_records(
     model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen_path = tmp_path / "seen.jsonl"
-    monkeypatch.setattr(
-        open_session, "RolloutWorker", lambda spec, watch: RecordingWorker(spec, str(seen_path))
-    )
+    monkeypatch.setattr(open_session, "RolloutWorker", lambda spec, watch: RecordingWorker(spec, str(seen_path)))
     out, cut = tmp_path / "run.zarr", tmp_path / "cut.zarr"
 
     async def body() -> None:

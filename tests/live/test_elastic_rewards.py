@@ -54,9 +54,7 @@ def _plan(tmp_path: Path) -> ClusterPlan:
         "gpu": WorkerGroup("gpu", "rollout"),
         "cpu": WorkerGroup("cpu", "tool", cpus=2, minimum=1, maximum=3, drain_s=10.0),
     }
-    return ClusterPlan(
-        groups=groups, backend="local", adaptive=True, logs=tmp_path / "logs", scratch=str(scratch)
-    )
+    return ClusterPlan(groups=groups, backend="local", adaptive=True, logs=tmp_path / "logs", scratch=str(scratch))
 
 
 def test_no_reward_is_lost_while_its_workers_come_and_go(model_dir: str, tmp_path: Path) -> None:
@@ -71,9 +69,7 @@ def test_no_reward_is_lost_while_its_workers_come_and_go(model_dir: str, tmp_pat
                 return [job for job in jobs if job.joined_s is not None and not job.leaving]
 
             engine = emulated(model_dir, slots=16)
-            async with Rollout(
-                client, env=HeldRewards(tmp_path / "go"), model=model_dir, engines=engine
-            ) as rollout:
+            async with Rollout(client, env=HeldRewards(tmp_path / "go"), model=model_dir, engines=engine) as rollout:
                 running = asyncio.ensure_future(rollout.run(12))
                 await until(lambda: len(tool_jobs()) >= 2)
                 kill(int(tool_jobs()[-1].job_id))

@@ -259,9 +259,7 @@ def test_a_crash_is_told_with_its_cause_and_the_end_of_the_log(tmp_path: Path) -
         finally:
             await host.stop()
         log = tmp_path / "engine-1" / "engine.log"
-        assert lost.startswith(
-            "lost: its process ended with exit code 1: RuntimeError: crashed as asked (fault) "
-        )
+        assert lost.startswith("lost: its process ended with exit code 1: RuntimeError: crashed as asked (fault) ")
         assert f"(log: {log}; its last lines: emulated engine for none at unix:" in lost
         assert lost.endswith(" | RuntimeError: crashed as asked (fault))")
         assert "\n" not in lost and len(lost) < 1500
@@ -282,9 +280,7 @@ def test_a_directory_that_is_not_ours_alone_is_told_and_tried_again(
         host.start()
         try:
             (failed,) = await told.until(1)
-            assert failed == (
-                f"failed: directory {records} may be written by other users: remove it and what is in it"
-            )
+            assert failed == (f"failed: directory {records} may be written by other users: remove it and what is in it")
             records.chmod(0o700)
             while told.lines[-1] != "ready":
                 await asyncio.sleep(0.02)

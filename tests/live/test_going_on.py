@@ -99,9 +99,7 @@ def test_a_step_whose_checkpoint_was_not_logged_is_done_and_is_logged_now(tmp_pa
 
 
 @pytest.mark.parametrize(("trained", "published"), [(2, 2), (1, 2), (2, 0)])
-def test_an_older_checkpoint_begins_another_line_of_training(
-    tmp_path: Path, trained: int, published: int
-) -> None:
+def test_an_older_checkpoint_begins_another_line_of_training(tmp_path: Path, trained: int, published: int) -> None:
     directory = _directory(tmp_path, formed=2, trained=trained, published=published)
     opened, trainers = _go_on(directory, checkpoint=1)
     assert (opened.lineage, opened.start.trained) == ("a.2", 1)

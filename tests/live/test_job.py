@@ -27,9 +27,7 @@ ADDRESS = "tcp://127.0.0.1:9"  # the port "discard", on which nothing listens
 
 def launched(*arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(LAUNCHER), ADDRESS, "--name", "gpu-0", "--connect-s", "0.5", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={**os.environ, **(environ or {})}
-    )
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env={**os.environ, **(environ or {})})
 
 
 @pytest.mark.parametrize(

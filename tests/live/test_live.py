@@ -70,9 +70,7 @@ def test_the_record_is_what_the_engine_saw_and_sampled(
     strategy: str, model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen_path = tmp_path / "seen.jsonl"
-    monkeypatch.setattr(
-        open_session, "RolloutWorker", lambda spec, watch: RecordingWorker(spec, str(seen_path))
-    )
+    monkeypatch.setattr(open_session, "RolloutWorker", lambda spec, watch: RecordingWorker(spec, str(seen_path)))
 
     async def body() -> Any:
         async with shared_cluster() as client:
@@ -207,9 +205,7 @@ def test_futures_are_released_and_keys_share_two_prefixes(model_dir: str) -> Non
 def test_a_cluster_without_tagged_workers_is_named_within_bounded_time(model_dir: str) -> None:
     async def body() -> None:
         async with (
-            LocalCluster(
-                n_workers=1, processes=False, dashboard_address="127.0.0.1:0", asynchronous=True
-            ) as plain,
+            LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0", asynchronous=True) as plain,
             Client(plain, asynchronous=True) as client,
         ):
             rollout = Rollout(
@@ -264,9 +260,7 @@ def test_without_the_plugin_nothing_of_ours_runs_by_accident(model_dir: str) -> 
     async def body() -> None:
         with dask.config.set({"distributed.scheduler.work-stealing": True}):
             async with (
-                LocalCluster(
-                    n_workers=1, processes=False, dashboard_address="127.0.0.1:0", asynchronous=True
-                ) as plain,
+                LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0", asynchronous=True) as plain,
                 Client(plain, asynchronous=True) as client,
             ):
                 import asyncio

@@ -93,9 +93,7 @@ async def _a_quota_shared_by_trajectories(play: Any) -> None:
         assert len(set(server.keys)) == 24
         # 24 calls and at most 20 in 3 s: some have waited for the quota, and their records say so.
         waits = [action.quota_s for record in records for action in record.actions]
-        assert max(waits) > 0 and all(
-            action.queue_s + 1e-6 >= action.quota_s for action in records[0].actions
-        )
+        assert max(waits) > 0 and all(action.queue_s + 1e-6 >= action.quota_s for action in records[0].actions)
 
 
 async def _retry_after(play: Any) -> None:
@@ -153,9 +151,7 @@ async def _a_refusal_that_stays(play: Any) -> None:
 
     (record,) = await play(solve, quota, max_call_attempts=3)
     (limited, failed) = record.metadata["causes"]
-    assert limited[0] == "rate-limited" and limited[1].endswith(
-        "RateLimited: too many (3 calls: max_call_attempts)"
-    )
+    assert limited[0] == "rate-limited" and limited[1].endswith("RateLimited: too many (3 calls: max_call_attempts)")
     assert failed[0] == "unavailable" and "Retry: down (3 calls: max_call_attempts)" in failed[1]
     assert [action.status for action in record.actions] == ["rate-limited", "unavailable"]
 

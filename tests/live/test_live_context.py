@@ -70,9 +70,7 @@ def test_a_preempted_step_goes_on_from_its_tokens_as_one_step(model_dir: str) ->
     assert reply.finish_reason == "stop"
     assert [call.sampling.max_tokens for call in plane.calls] == [10, 8, 7]
     assert [call.step_id.attempt for call in plane.calls] == [0, 1, 2]
-    assert len({call.sampling.seed for call in plane.calls}) == 3, (
-        "a part must not repeat the draws of the one before"
-    )
+    assert len({call.sampling.seed for call in plane.calls}) == 3, "a part must not repeat the draws of the one before"
     (step,) = ctx.steps
     assert (step.preemptions, step.migrations, step.generated_tokens) == (2, 1, 5)
     assert step.cached_tokens == 3
@@ -413,9 +411,7 @@ def test_a_resumed_program_gets_equal_values_and_makes_a_call_again_that_cannot_
 
 def test_a_step_is_asked_for_as_often_as_the_retry_policy_says(model_dir: str) -> None:
     lost = [Interrupted("result-lost", "gone")] * 3
-    ctx = context_on(
-        ScriptedPlane(*lost[:2], sampled(65)), model_dir, retries=RetryPolicy(max_step_attempts=3)
-    )
+    ctx = context_on(ScriptedPlane(*lost[:2], sampled(65)), model_dir, retries=RetryPolicy(max_step_attempts=3))
     ctx.append("user", "hello")
     assert asyncio.run(ctx.generate()).token_ids == (65,)
     ctx = context_on(ScriptedPlane(*lost, sampled(65)), model_dir, retries=RetryPolicy(max_step_attempts=3))

@@ -240,19 +240,14 @@ def test_continuations_that_are_refused_leave_no_fork(asked: dict[str, Any], mod
     assert list(ctx.branches()) == [ctx]
 
 
-def resumed_from_everywhere(
-    program: Any, script: list[Any], model_dir: str
-) -> tuple[list[Any], ScriptedPlane]:
+def resumed_from_everywhere(program: Any, script: list[Any], model_dir: str) -> tuple[list[Any], ScriptedPlane]:
     """Run a program, and again from each part of its journal; the journal and the plane of the first run."""
     journal: list[Any] = []
     plane = ScriptedPlane(*script)
     whole = asyncio.run(program(context_on(plane, model_dir, journal=journal)))
     for kept in range(len(journal) + 1):
         (recorded,) = recorded_results(journal[:kept]).values() if kept else [None]
-        answers = {
-            (call.step_id, call.sampling.seed): answer
-            for call, answer in zip(plane.calls, script, strict=True)
-        }
+        answers = {(call.step_id, call.sampling.seed): answer for call, answer in zip(plane.calls, script, strict=True)}
         again = AnswersByStep(answers)
         ctx = context_on(again, model_dir, recorded=recorded)
         assert [c.record for c in asyncio.run(program(ctx))] == [c.record for c in whole], kept
@@ -292,9 +287,7 @@ async def cancelling(ctx: LiveContext) -> list[LiveContext]:
 
 
 def test_continuations_that_are_cancelled_leave_no_token(model_dir: str) -> None:
-    journal, plane = resumed_from_everywhere(
-        cancelling, [sampled(65), NEVER, sampled(67), sampled(68)], model_dir
-    )
+    journal, plane = resumed_from_everywhere(cancelling, [sampled(65), NEVER, sampled(67), sampled(68)], model_dir)
     kinds = ["step", "step", *["step-cancelled"] * 3, "step"]
     assert [kind for kind, _ in journal] == kinds
     assert plane.calls[-1].step_id == ("t", 0, 1)

@@ -42,9 +42,7 @@ def text_by_author(ctx: LiveContext, template: ChatTemplate) -> list[tuple[Attri
         (["user"], "x", "role is "),
     ],
 )
-def test_what_is_no_message_is_refused_at_the_call(
-    role: Any, content: Any, message: str, model_dir: str
-) -> None:
+def test_what_is_no_message_is_refused_at_the_call(role: Any, content: Any, message: str, model_dir: str) -> None:
     ctx = context_on(ScriptedPlane(), model_dir)
     with pytest.raises(BadInput, match=f"append: .*{message}") as refused:
         ctx.append(role, content)
@@ -70,9 +68,7 @@ def test_what_is_no_token_is_refused_at_the_call(tokens: Any, model_dir: str) ->
         ({"label": 5}, "label is 5"),
     ],
 )
-def test_what_no_action_can_have_is_refused_at_the_call(
-    options: dict[str, Any], message: str, model_dir: str
-) -> None:
+def test_what_no_action_can_have_is_refused_at_the_call(options: dict[str, Any], message: str, model_dir: str) -> None:
     ctx = context_on(ScriptedPlane(), model_dir)
     with pytest.raises(BadInput, match=f"call: {message}"):
         asyncio.run(ctx.call(max, 1, 2, **options))
@@ -164,9 +160,7 @@ def test_asking_for_the_length_does_not_end_the_delta(model_dir: str) -> None:
     assert contexts[0].record == contexts[1].record
 
 
-def test_variables_of_the_template_are_set_before_anything_is_appended(
-    model_dir: str, tmp_path: Path
-) -> None:
+def test_variables_of_the_template_are_set_before_anything_is_appended(model_dir: str, tmp_path: Path) -> None:
     template = ChatTemplate.load(model_dir)
     own = "{%- if tools %}{{ '<|im_start|>system\\n' + (tools | tojson) + '<|im_end|>\\n' }}{% endif %}"
     template._tokenizer.chat_template = own + template._tokenizer.chat_template

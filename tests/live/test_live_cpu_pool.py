@@ -121,9 +121,7 @@ def tasks(*names: str) -> list[Task]:
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="one core")
-def test_two_tool_workers_share_a_machine(
-    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_tool_workers_share_a_machine(model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Other clusters on this machine have claimed cores too.
     folder = tempfile.mkdtemp(dir="/tmp")
     monkeypatch.setenv("TMPDIR", folder)

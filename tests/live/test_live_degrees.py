@@ -206,9 +206,7 @@ def test_the_predictor_is_asked_for_prompts_only_once_it_has_learnt() -> None:
     assert asyncio.run(forecast(Oracle(KnownWork()), [spec])) == []
     predictor = LearnedPredictor()
     assert asyncio.run(forecast(predictor, [spec])) == [], "it would answer with a constant"
-    predictor.warm_start(
-        Finished(f"t{i}", f"g{i}", "d", prompt_tokens=40, generated_tokens=100 + i) for i in range(20)
-    )
+    predictor.warm_start(Finished(f"t{i}", f"g{i}", "d", prompt_tokens=40, generated_tokens=100 + i) for i in range(20))
     (predicted,) = asyncio.run(forecast(predictor, [spec]))
     assert 80 < predicted.median_tokens <= predicted.q90_tokens < 200
 

@@ -45,9 +45,7 @@ async def jobs(directory: Path, *options: Sequence[str]) -> AsyncIterator[tuple[
     """A scheduler, and a job with a worker for each sequence of options. At the end all jobs have ended in order."""
     running: list[Job] = []
     async with (
-        LocalRolloutCluster(
-            0, tool_workers=0, dashboard=False, asynchronous=True, directory=directory / "c"
-        ) as made,
+        LocalRolloutCluster(0, tool_workers=0, dashboard=False, asynchronous=True, directory=directory / "c") as made,
         Client(made, asynchronous=True) as client,
     ):
         assert made.credentials is not None
@@ -66,9 +64,7 @@ async def jobs(directory: Path, *options: Sequence[str]) -> AsyncIterator[tuple[
         assert codes == [0] * len(running)
         assert list((directory / "scratch").iterdir()) == []
     logs = {path.name: path.read_text() for path in directory.rglob("*.log")}
-    assert [name for name, text in logs.items() if "KeyError" in text] == [], (
-        "the scheduler does not know it any more"
-    )
+    assert [name for name, text in logs.items() if "KeyError" in text] == [], "the scheduler does not know it any more"
 
 
 def below(job: Job) -> list[psutil.Process]:
@@ -88,9 +84,7 @@ def check_drained(out: Path, seen: Path, trajectories: int) -> Counter[str]:
     # The context of a step that goes on elsewhere may have to come from the driver again.
     assert {event[4] for event, _ in lines if event[0] == "StepFailed"} <= {"context-missing"}
     orders = [
-        command[0] if command is not None else event[0]
-        for event, commands in lines
-        for command in (None, *commands)
+        command[0] if command is not None else event[0] for event, commands in lines for command in (None, *commands)
     ]
     assert orders.index("ReleaseEngine") < orders.index("EngineLost"), "it ended before it was empty"
     assert list(replay(Controller(strategies_of_run(reader.metadata)), lines)) == []
@@ -105,9 +99,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(
-    model_dir: str, seen: Path, tmp_path: Path
-) -> None:
+def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(model_dir: str, seen: Path, tmp_path: Path) -> None:
     out = tmp_path / "run.zarr"
     rollout_job, tool_job = ("--drain-s", "40"), ("--role", "tool", "--cpus", "4", "--drain-s", "40")
 
@@ -117,9 +109,7 @@ def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(
                 client,
                 env=ToolAgent(steps=8, tokens=50, tool_s=0.15),
                 model=model_dir,
-                engines=emulated(
-                    model_dir, seconds_per_token=0.006, slots=2, steps_ahead=1, kv_transfer=True
-                ),
+                engines=emulated(model_dir, seconds_per_token=0.006, slots=2, steps_ahead=1, kv_transfer=True),
                 strategy="heddle",
                 samples=2,
                 seed=5,
@@ -140,9 +130,7 @@ def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(
     run(body())
     kinds = check_drained(out, seen, 16)
     assert kinds["EngineDraining"] == kinds["HostDraining"] == kinds["ReleaseHost"] == 1
-    moves = [
-        command for _, commands in control_lines(out) for command in commands if command[0] == "MoveContext"
-    ]
+    moves = [command for _, commands in control_lines(out) for command in commands if command[0] == "MoveContext"]
     left = [(kind, source) for _, _, source, _, kind in moves if source.startswith("job-0/")]
     assert left and {kind for kind, _ in left} == {"transfer"}, "contexts moved with their KV caches"
 

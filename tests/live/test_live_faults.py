@@ -117,9 +117,7 @@ def test_a_killed_engine_is_restarted_and_its_steps_go_on_elsewhere(model_dir: s
                 check_complete(records, 24, 5)
                 await until(lambda: rollout.progress()["engines_ready"] == 2)
                 second = await collect(rollout.stream(4), 0, lambda: None)
-                names = {
-                    s.engine_id for r in (*records, *second) for s in r.steps if "rollout-1" in s.engine_id
-                }
+                names = {s.engine_id for r in (*records, *second) for s in r.steps if "rollout-1" in s.engine_id}
                 assert len(names) == 2, "a restarted engine has a new id"
 
     run(body())

@@ -53,9 +53,7 @@ def test_an_order_that_cannot_be_leaves_files_as_they_were(
     run(body(), 100)
     assert len(RunReader(out)) == 2
     lines = control_lines(out)
-    assert {"HostJoined", "EngineJoined"} <= {event[0] for event, _ in lines}, (
-        "from before the journal was there, too"
-    )
+    assert {"HostJoined", "EngineJoined"} <= {event[0] for event, _ in lines}, "from before the journal was there, too"
     assert list(replay(Controller(strategies_of_run(RunReader(out).metadata)), lines)) == []
 
 

@@ -44,9 +44,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def test_cuda_visible_devices_wins_over_what_is_installed() -> None:
-    two = parsed_gpus(
-        "0, NVIDIA H100 80GB HBM3, 81559, 12\n1, NVIDIA H100 80GB HBM3, 81559, [N/A]\nnonsense\n"
-    )
+    two = parsed_gpus("0, NVIDIA H100 80GB HBM3, 81559, 12\n1, NVIDIA H100 80GB HBM3, 81559, [N/A]\nnonsense\n")
     assert two == (
         InstalledGpu("0", "NVIDIA H100 80GB HBM3", 81559, 12),
         InstalledGpu("1", "NVIDIA H100 80GB HBM3", 81559, 0),
@@ -246,9 +244,7 @@ def test_workers_of_one_node_use_different_gpus_also_after_one_has_died(
                 assert batch.counts == {"truncated": 4}, "each fills its context"
                 # What the engines chose is what everything else goes by.
                 assert {len(record.branches[0].token_ids) for record in batch} == {CHOSEN_CONTEXT_TOKENS}
-                assert {len(record.steps) for record in batch} == {1}, (
-                    "a step may take what the context leaves"
-                )
+                assert {len(record.steps) for record in batch} == {1}, "a step may take what the context leaves"
                 limits = {name: RunReader(out).metadata[name] for name in ("context_tokens", "slots")}
                 assert limits == {"context_tokens": CHOSEN_CONTEXT_TOKENS, "slots": 3 * CHOSEN_SLOTS}
                 assert await published_slots(client) == [CHOSEN_SLOTS + 6] * 3
@@ -273,12 +269,8 @@ def test_workers_of_one_node_use_different_gpus_also_after_one_has_died(
             with pytest.raises(BadInput, match=refused):
                 Rollout(client, env=until_done, model=model_dir, engines=own, budget=long)
             with pytest.raises(BadInput, match=refused):
-                await Rollout(client, env=until_done, model=model_dir, engines=engines, budget=long).run(
-                    ["a"]
-                )
-            with pytest.raises(
-                BadInput, match="was made with contexts of up to 777 tokens, and this session has 500"
-            ):
+                await Rollout(client, env=until_done, model=model_dir, engines=engines, budget=long).run(["a"])
+            with pytest.raises(BadInput, match="was made with contexts of up to 777 tokens, and this session has 500"):
                 await Rollout(
                     client,
                     env=until_done,

@@ -119,9 +119,7 @@ def test_redundant_members_are_cancelled_and_failed_environments_replaced(model_
     async def body() -> None:
         async with shared_cluster(engines=1) as client:
             begun.clear()
-            async with Rollout(
-                client, env=one_is_slow, model=model_dir, engines=emulated(model_dir)
-            ) as rolled:
+            async with Rollout(client, env=one_is_slow, model=model_dir, engines=emulated(model_dir)) as rolled:
                 plan = GroupPlan(members=2, extra_members=1, groups_per_batch=2)
                 stream = rolled.stream_groups(source(one_is_slow, "slow"), plan)
                 stream.open_batches(1)

@@ -143,17 +143,13 @@ def test_heddle_loses_nothing_and_its_journal_replays(
     strategy: str, model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen_path, out = tmp_path / "seen.jsonl", tmp_path / "run.zarr"
-    monkeypatch.setattr(
-        open_session, "RolloutWorker", lambda spec, watch: RecordingWorker(spec, str(seen_path))
-    )
+    monkeypatch.setattr(open_session, "RolloutWorker", lambda spec, watch: RecordingWorker(spec, str(seen_path)))
     spec = emulated(model_dir, seconds_per_token=0.005, slots=2, kv_transfer=True)
     (batch,) = roll(spec, strategy, (), out, [(ToolAgent(steps=4, tokens=15), 20)])
     check_against_engine(list(batch), seen_path)
     lines = control_lines(out)
     submitted = [event[2] for event, _ in lines if event[0] == "TrajectorySubmitted"]
-    told = {
-        record.trajectory_id: (record.domain, record.message_tokens, record.max_steps) for record in batch
-    }
+    told = {record.trajectory_id: (record.domain, record.message_tokens, record.max_steps) for record in batch}
     assert {spec[0]: (spec[3], *spec[5:7]) for spec in submitted} == told
     assert told["t2/0"] == ("tool-agent/size 3", submitted[2][4], 4)
     found = kinds(lines)
@@ -205,9 +201,7 @@ def test_an_engine_that_is_killed_while_contexts_move_costs_no_trajectory(
                 client, env=agent, model=slow.model, engines=Engines(spec=slow, count=2), **chosen
             ) as rollout:
                 batch = asyncio.create_task(rollout.run(12))
-                move = (
-                    await until(lambda: journal_path(out).exists() and moves_under_way(control_lines(out)))
-                )[0]
+                move = (await until(lambda: journal_path(out).exists() and moves_under_way(control_lines(out))))[0]
                 # Its worker's name opens an engine's.
                 victim = move.source_engine_id if end == "source" else move.target_engine_id
                 kill(engine_process(next(n for n in ("rollout-0", "rollout-1") if n in victim)).pid)

@@ -55,9 +55,7 @@ def test_what_hangs_ends_with_its_cause_and_a_run_that_took_too_long_can_be_resu
     async def body() -> None:
         async with shared_cluster() as client:
 
-            def rollout(
-                env: object, budget: Budget, out: Output | None = None, told: object = None
-            ) -> Rollout:
+            def rollout(env: object, budget: Budget, out: Output | None = None, told: object = None) -> Rollout:
                 return Rollout(
                     client,
                     env=env,
@@ -75,9 +73,7 @@ def test_what_hangs_ends_with_its_cause_and_a_run_that_took_too_long_can_be_resu
                 assert {t.detail for t in batch} == {"it took longer than 1 s"}
 
             batch = await rollout(hangs_in_its_tool, Budget(tool_timeout_s=0.5)).run(["a"])
-            assert [(t.status, t.cause, t.actions[0].status) for t in batch] == [
-                ("failed", "action", "timeout")
-            ]
+            assert [(t.status, t.cause, t.actions[0].status) for t in batch] == [("failed", "action", "timeout")]
             # More than run at once; none of them keeps its place.
             batch = await rollout(hangs_in_a_plain_tool, Budget()).run([str(n) for n in range(70)])
             assert {(t.status, t.actions[0].status) for t in batch} == {("failed", "timeout")}
@@ -89,9 +85,7 @@ def test_what_hangs_ends_with_its_cause_and_a_run_that_took_too_long_can_be_resu
 
             told: list[str] = []
             out = tmp_path / "run.zarr"
-            batch = await rollout(hangs_in_its_program, Budget(max_run_s=2.0), Output(out), told.append).run(
-                ["a"]
-            )
+            batch = await rollout(hangs_in_its_program, Budget(max_run_s=2.0), Output(out), told.append).run(["a"])
             assert [t.status for t in batch] == ["aborted"]
             assert "the run has reached its limit of 2 s: it ends, and can be resumed" in told
             again = rollout(hangs_in_its_program, Budget(max_trajectory_s=1.0), Output(out, "resume"))

@@ -89,9 +89,7 @@ class Ranked(Steps):
             self.failed = True
             raise RuntimeError("one attempt at the first task fails")
 
-    async def group_reward(
-        self, task: Task, transcripts: Sequence[Transcript], ctx: RewardContext
-    ) -> list[float]:
+    async def group_reward(self, task: Task, transcripts: Sequence[Transcript], ctx: RewardContext) -> list[float]:
         self.groups.append((task.task_id, len(transcripts)))
         if task.task_id.endswith("1"):
             raise LookupError("no ranking")

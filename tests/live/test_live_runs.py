@@ -73,16 +73,13 @@ def test_two_rollouts_that_begin_at_the_same_moment_have_one_set_of_engines(mode
     run(body())
 
 
-def test_two_rollouts_share_an_engine_by_their_weights_and_both_journals_replay(
-    model_dir: str, tmp_path: Path
-) -> None:
+def test_two_rollouts_share_an_engine_by_their_weights_and_both_journals_replay(model_dir: str, tmp_path: Path) -> None:
     paths = tmp_path / "one.zarr", tmp_path / "three.zarr"
 
     async def body() -> None:
         async with shared_cluster(engines=1) as client, another_client(client) as other:
             one, three = (
-                rollout(c, model_dir, w, p)
-                for c, w, p in zip((client, other), (1.0, 3.0), paths, strict=True)
+                rollout(c, model_dir, w, p) for c, w, p in zip((client, other), (1.0, 3.0), paths, strict=True)
             )
             async with one:
                 running = asyncio.ensure_future(one.run(40))
@@ -138,14 +135,10 @@ def test_a_rollout_that_fails_or_dies_disturbs_no_other(model_dir: str, tmp_path
                 fails = asyncio.ensure_future(failing.run(30))
                 await until(lambda: failing.progress().get("generating", 0) > 0)
                 await client.run_on_scheduler(misdirect_second)
-                with pytest.raises(
-                    ControlPlaneFailed, match=r"worker rollout-0: .*DropContext.*TypeError"
-                ) as told:
+                with pytest.raises(ControlPlaneFailed, match=r"worker rollout-0: .*DropContext.*TypeError") as told:
                     await fails
                 assert "\n" not in str(told.value)
-                with pytest.raises(
-                    BadInput, match=r"session \w+ uses the engines of this cluster.* tp_degrees"
-                ):
+                with pytest.raises(BadInput, match=r"session \w+ uses the engines of this cluster.* tp_degrees"):
                     await rollout(
                         other,
                         model_dir,

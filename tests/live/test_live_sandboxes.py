@@ -72,9 +72,7 @@ async def uses_all_of_it(ctx: Context, number: int) -> None:
             with pytest.raises(ActionFailed, match="sandbox file"):
                 await box.get(path)
         # Without the declaration a background process ends with its command; a service is frozen in between.
-        await box.exec(
-            "(while true; do echo x >> lost; sleep 0.01; done) & until test -s lost; do sleep 0.01; done"
-        )
+        await box.exec("(while true; do echo x >> lost; sleep 0.01; done) & until test -s lost; do sleep 0.01; done")
         await box.exec("while true; do echo x >> ticks; sleep 0.01; done", service="ticker")
         await box.exec("until test -s ticks && test $(wc -l < ticks) -gt 4; do sleep 0.01; done")
         ticks, lost = await box.get("ticks"), await box.get("lost")
@@ -82,9 +80,7 @@ async def uses_all_of_it(ctx: Context, number: int) -> None:
         await asyncio.sleep(0.3)
         assert len(await box.get("ticks")) == len(ticks) and await box.get("lost") == lost
         async with await box.fork() as copy:
-            assert (await copy.exec("cat a.txt; echo three >> a.txt; cat a.txt")).stdout.endswith(
-                "two\nthree\n"
-            )
+            assert (await copy.exec("cat a.txt; echo three >> a.txt; cat a.txt")).stdout.endswith("two\nthree\n")
         assert await box.get("a.txt") == b"one\ntwo\n"
         # A cancelled command leaves nothing behind: the sandbox is rebuilt without it.
         with pytest.raises(TimeoutError):
@@ -99,9 +95,7 @@ async def uses_all_of_it(ctx: Context, number: int) -> None:
 
 async def members_of_a_group(ctx: Context, number: int) -> None:
     """Eight attempts share a setup, hold no cores while they wait, and leave their sandbox open."""
-    box = ctx.sandbox(
-        files={"n": str(number // 100)}, setup=["od -An -N8 -tx1 /dev/urandom > drawn"], memory="64 MiB"
-    )
+    box = ctx.sandbox(files={"n": str(number // 100)}, setup=["od -An -N8 -tx1 /dev/urandom > drawn"], memory="64 MiB")
     first = await box.get("drawn")
     assert (await box.exec("echo mine >> drawn; wc -l < drawn", needs=Needs(cpus=4))).stdout == "2\n"
     ctx.metadata["drawn"] = first.hex()
@@ -130,17 +124,13 @@ async def is_clean(client: Client) -> None:
     raise AssertionError(f"sandboxes are left: {here}")
 
 
-def test_sandboxes_keep_state_and_hold_no_cores(
-    model_dir: str, tmp_path: Path, directory_of_workers: Path
-) -> None:
+def test_sandboxes_keep_state_and_hold_no_cores(model_dir: str, tmp_path: Path, directory_of_workers: Path) -> None:
     async def body() -> None:
         async with cluster(1) as (_, client):
             engines = emulated(model_dir)
             for name, program, tasks in (("all", uses_all_of_it, 2), ("group", members_of_a_group, 8)):
                 out = tmp_path / f"{name}.zarr"
-                rollout = Rollout(
-                    client, env=Program(program, tmp_path), model=model_dir, engines=engines, out=out
-                )
+                rollout = Rollout(client, env=Program(program, tmp_path), model=model_dir, engines=engines, out=out)
                 batch = await rollout.run(tasks)
                 assert [(t.status, t.detail) for t in batch] == [("completed", "")] * tasks
                 await is_clean(client)
@@ -180,9 +170,7 @@ class Moved(Program):
 
 
 @pytest.mark.parametrize("how", ["drained", "killed"])
-def test_a_sandbox_is_rebuilt_elsewhere_or_its_trajectory_fails(
-    model_dir: str, tmp_path: Path, how: str
-) -> None:
+def test_a_sandbox_is_rebuilt_elsewhere_or_its_trajectory_fails(model_dir: str, tmp_path: Path, how: str) -> None:
     out = tmp_path / "run.zarr"
 
     async def body() -> list[Any]:

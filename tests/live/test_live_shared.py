@@ -53,9 +53,7 @@ async def sends_large_values(task: Task, ctx: Context) -> float:
     assert sizes == [len(long)] * 2
     assert await ctx.call(bytes, 2 * LONG_PAYLOAD_BYTES) == bytes(2 * LONG_PAYLOAD_BYTES)
     for what, args in (("arguments", (len, bytes(LIMIT_BYTES))), ("value", (bytes, LIMIT_BYTES))):
-        with pytest.raises(
-            ActionFailed, match=rf"its {what} of 4,194,\d\d\d bytes, pickled, is over the limit"
-        ):
+        with pytest.raises(ActionFailed, match=rf"its {what} of 4,194,\d\d\d bytes, pickled, is over the limit"):
             await ctx.call(*args)
     return 1.0
 

@@ -66,9 +66,7 @@ def check_weights(found: Path, expected: Path) -> None:
 
 def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(tmp_path: Path) -> None:
     torch.set_num_threads(1)
-    spec = TrainerSpec(
-        str(AGENT), str(tmp_path / "checkpoints"), "a", learning_rate=1e-5, adam_epsilon=1e-3, ranks=2
-    )
+    spec = TrainerSpec(str(AGENT), str(tmp_path / "checkpoints"), "a", learning_rate=1e-5, adam_epsilon=1e-3, ranks=2)
     alone = Learner(replace(spec, checkpoints=str(tmp_path / "alone"), ranks=1))
     batches = [store(tmp_path / "batches", number) for number in (1, 2, 3)]
     expected = [alone.train(path, version(number)) for number, path in enumerate(batches, 1)]

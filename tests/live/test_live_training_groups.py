@@ -230,9 +230,7 @@ class Trainer:
 
 
 @asynccontextmanager
-async def rollout_on(
-    made: LocalRolloutCluster, model: str, env: Any, **options: Any
-) -> AsyncIterator[Rollout]:
+async def rollout_on(made: LocalRolloutCluster, model: str, env: Any, **options: Any) -> AsyncIterator[Rollout]:
     assert made.credentials is not None
     security = made.credentials.security  # the cluster belongs to another event loop
     engines = emulated(model, seconds_per_token=SECONDS_PER_TOKEN, slots=8)
@@ -320,9 +318,7 @@ def test_what_is_too_old_is_cancelled_and_its_task_comes_again(
             await until(lambda: not psutil.pid_exists(process))
             step = 2
             # On a slow machine the second attempt becomes too old as well, and another one follows it.
-            while not any(
-                trainer.samples.buffer.knows(f"g000000.{repeat}") for repeat in range(1, REPEATS + 1)
-            ):
+            while not any(trainer.samples.buffer.knows(f"g000000.{repeat}") for repeat in range(1, REPEATS + 1)):
                 await trainer.switch(step)
                 step += 1
                 used.extend(names(await trainer.train(step)))
@@ -485,9 +481,7 @@ def test_failing_environments_are_replaced_and_never_earn_a_reward(
     async def body() -> tuple[list[FinishedGroup], dict[str, int], dict[str, int]]:
         options: dict[str, Any] = {"budget": Budget(retries=retries), "on_progress": lines.append}
         async with rollout_on(shared_cluster, model_dir, environment, out=out, **options) as rollout:
-            stream = rollout.stream_groups(
-                EnvironmentSource(environment, 1), GroupPlan(3, groups_per_batch=4)
-            )
+            stream = rollout.stream_groups(EnvironmentSource(environment, 1), GroupPlan(3, groups_per_batch=4))
             groups = []
             for number in (1, 2):  # a round of the tasks for each batch, without the broken one
                 stream.open_batches(number)

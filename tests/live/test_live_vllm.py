@@ -30,9 +30,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.vllm, pytest.mark.slow, pytest.ma
 
 def vllm_processes() -> list[psutil.Process]:
     marks = ("vllm.entrypoints", "VLLM::")
-    return [
-        p for p in psutil.Process().children(recursive=True) if any(m in " ".join(p.cmdline()) for m in marks)
-    ]
+    return [p for p in psutil.Process().children(recursive=True) if any(m in " ".join(p.cmdline()) for m in marks)]
 
 
 class Session:
@@ -42,9 +40,7 @@ class Session:
         self.seen, self.out = folder / "seen.jsonl", folder / "run.zarr"
         with contextlib.ExitStack() as stack:
             patched = stack.enter_context(pytest.MonkeyPatch.context())
-            patched.setattr(
-                open_session, "RolloutWorker", lambda spec, watch: RecordingWorker(spec, str(self.seen))
-            )
+            patched.setattr(open_session, "RolloutWorker", lambda spec, watch: RecordingWorker(spec, str(self.seen)))
             self.cluster = stack.enter_context(LocalRolloutCluster(1, tool_cpus=8, dashboard=False))
             self.rollout = stack.enter_context(
                 Rollout(

@@ -67,9 +67,7 @@ RESULT = StepResult(
     generated=GenerateResult((1,), (-0.5,), "stop", 4, 7, 0.1, 0.2, 0.3, (VersionSpan(7, 0, 1),)).packed(),
     engine_s=0.6,
 )
-OUTCOME = ActionOutcome(
-    "raised", b"value", "message", "detail", "h", 2, 0.5, "tcp://w", 0.25, 0.125, "output"
-)
+OUTCOME = ActionOutcome("raised", b"value", "message", "detail", "h", 2, 0.5, "tcp://w", 0.25, 0.125, "output")
 LINE = [["StepCancelled", 0.5, ["t/0", 3, 1]], []]
 NOTICES = (
     cmd.AdmitTrajectory(SPEC.trajectory_id, EngineId("e")),
@@ -100,9 +98,7 @@ REPORTED: tuple[envelopes.Reported, ...] = (
     ev.StepFinished(UNSTAMPED, STEP, EngineId("e"), 5, 4, "stop", 7),
     ev.StepFailed(UNSTAMPED, STEP, EngineId("e"), "engine-lost"),
     ev.ActionFinished(UNSTAMPED, ACTION, HostId("h"), 0.5, False, False, "memory", 2.5),
-    ev.MoveEnded(
-        UNSTAMPED, SPEC.trajectory_id, EngineId("f"), True, "transfer", 0.5, 9, "cause", EngineId("e")
-    ),
+    ev.MoveEnded(UNSTAMPED, SPEC.trajectory_id, EngineId("f"), True, "transfer", 0.5, 9, "cause", EngineId("e")),
     ev.EngineLost(UNSTAMPED, EngineId("e"), "reason", stranded=False),
     ev.HostLost(UNSTAMPED, HostId("h")),
     ev.ServiceLoaded(UNSTAMPED, HostId("h"), "rm", 2, 2, False, 1.5, "cause"),
@@ -153,9 +149,7 @@ SAMPLES: list[Message] = [
     driver.TrajectoriesEndedReport(
         "s",
         (
-            driver.EndedTrajectory(
-                ev.TrajectoryEnded(UNSTAMPED, SPEC.trajectory_id, "completed"), piggybacked_end=END
-            ),
+            driver.EndedTrajectory(ev.TrajectoryEnded(UNSTAMPED, SPEC.trajectory_id, "completed"), piggybacked_end=END),
             driver.EndedTrajectory(ev.TrajectoryEnded(UNSTAMPED, SPEC.trajectory_id, "failed"), "agent"),
         ),
     ),
@@ -203,9 +197,7 @@ SAMPLES: list[Message] = [
     workers.MoveContextOrder(
         "s", cmd.MoveContext(SPEC.trajectory_id, EngineId("e"), EngineId("f"), "recompute"), "tcp://w"
     ),
-    workers.LoadServiceOrder(
-        "s", cmd.LoadService(HostId("h"), "rm", 2, 2, True, False), {"name": "rm", "batch": 4}
-    ),
+    workers.LoadServiceOrder("s", cmd.LoadService(HostId("h"), "rm", 2, 2, True, False), {"name": "rm", "batch": 4}),
     workers.ClearServicesOrder(),
     workers.ContextTokens(b"\x01\x00\x00\x00"),
     workers.ContextTokens(None),

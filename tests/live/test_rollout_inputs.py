@@ -129,9 +129,7 @@ def test_a_run_is_continued_with_the_same_kind_of_logprobs_only(tmp_path: Path) 
     for resumes, verb in ((False, "appended to"), (True, "resumed")):
         check_continues(tmp_path, raw, raw, resumes=resumes)
         check_continues(tmp_path, {}, raw, resumes=resumes)
-        with pytest.raises(
-            BadInput, match=f"with logprobs raw, not processed: it can only be {verb} with the same"
-        ):
+        with pytest.raises(BadInput, match=f"with logprobs raw, not processed: it can only be {verb} with the same"):
             check_continues(tmp_path, raw, processed, resumes=resumes)
 
 
@@ -176,9 +174,7 @@ def test_a_run_without_a_context_limit_is_resumed_with_the_limit_that_its_engine
 def test_engines_that_run_already_must_return_the_logprobs_that_are_recorded() -> None:
     ready = ReadyEngine(EngineDescription(EngineId("w/1-1"), 4, 4096), "vllm", "model", "processed")
     check_logprobs(EngineSpec("vllm", "model", options=VllmOptions(logprobs="processed")), [ready])
-    with pytest.raises(
-        BadInput, match="engine w/1-1 runs already and returns processed logprobs, not raw: ask for"
-    ):
+    with pytest.raises(BadInput, match="engine w/1-1 runs already and returns processed logprobs, not raw: ask for"):
         check_logprobs(EngineSpec("vllm", "model"), [ready])
 
 
@@ -262,9 +258,7 @@ def test_an_output_that_cannot_be_is_refused_in_one_line(chosen: tuple[Any, ...]
         ({"pools": 3}, r"pools is 3: use Pools\("),
     ],
 )
-def test_a_rollout_refuses_a_wrong_value_in_one_line(
-    chosen: dict[str, Any], message: str, model_dir: str
-) -> None:
+def test_a_rollout_refuses_a_wrong_value_in_one_line(chosen: dict[str, Any], message: str, model_dir: str) -> None:
     with pytest.raises(BadInput, match=message) as raised:
         rollout(model_dir, **chosen)
     assert "\n" not in str(raised.value)

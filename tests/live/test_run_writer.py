@@ -55,10 +55,7 @@ def step_line(name: str, index: int) -> dict[str, Any]:
 def attempts(*names: str) -> list[Attempt]:
     specs = [TrajectorySpec(TrajectoryId(name), GroupId("g")) for name in names]
     environment = FunctionEnvironment(solve, name="env")
-    return [
-        Attempt(Task(spec.trajectory_id, "prompt"), spec, 0, environment, spec.trajectory_id)
-        for spec in specs
-    ]
+    return [Attempt(Task(spec.trajectory_id, "prompt"), spec, 0, environment, spec.trajectory_id) for spec in specs]
 
 
 async def roll_out(writer: RunWriter, numbers: range, stored_at_once: int = 4) -> None:
@@ -87,9 +84,9 @@ def test_the_journal_drops_what_the_store_has_and_nothing_else(tmp_path: Path, m
 
     asyncio.run(body())
     records = read_journal(journal_path(out))
-    assert [
-        number for kind, body in records if kind == "control" for ((_, number), _) in body["lines"]
-    ] == list(range(60))
+    assert [number for kind, body in records if kind == "control" for ((_, number), _) in body["lines"]] == list(
+        range(60)
+    )
     assert records[0] == ("session", {"strategy": "slime"}) and ("step", step_line("open", 0)) in records
     steps = sum(kind == "step" for kind, _ in records)
     assert 1 <= steps < 60, "of 181"
@@ -199,9 +196,7 @@ def long_journal(tmp_path: Path) -> Path:
         for number in range(40):
             body = trajectory_to_body(plain_trajectory(number))
             for index in range(10):
-                journal.append(
-                    "step", {**step_line(body["trajectory_id"], index), "token_ids": "AAAA" * 15_000}
-                )
+                journal.append("step", {**step_line(body["trajectory_id"], index), "token_ids": "AAAA" * 15_000})
             journal.append(TRAJECTORY_FINISHED, body)
         journal.append("step", step_line("open", 0))
     asyncio.run(RunWriter(out, "append", {}).close())
@@ -321,9 +316,7 @@ asyncio.run(main())
 
 
 @pytest.mark.parametrize("full", ["journal", "store"])
-def test_a_full_disk_is_one_line_with_the_path_and_nothing_finished_is_lost(
-    tmp_path: Path, full: str
-) -> None:
+def test_a_full_disk_is_one_line_with_the_path_and_nothing_finished_is_lost(tmp_path: Path, full: str) -> None:
     """No file may grow beyond a limit; the journal reaches it first, or a chunk does."""
     out = tmp_path / "run.zarr"
     limit, tokens, stores = (60_000, 5, 0) if full == "journal" else (24_000_000, 40_000, 1)
@@ -350,9 +343,7 @@ def test_a_full_disk_is_one_line_with_the_path_and_nothing_finished_is_lost(
     assert len(RunReader(out)) == int(count)
 
 
-def test_a_store_that_cannot_be_written_ends_the_run_and_the_journal_has_everything(
-    tmp_path, monkeypatch
-) -> None:
+def test_a_store_that_cannot_be_written_ends_the_run_and_the_journal_has_everything(tmp_path, monkeypatch) -> None:
     out = tmp_path / "run.zarr"
 
     def full(path: Path, value: Any) -> None:
@@ -363,9 +354,7 @@ def test_a_store_that_cannot_be_written_ends_the_run_and_the_journal_has_everyth
         writer.finish(plain_trajectory(0))
         with monkeypatch.context() as patched:
             patched.setattr("heddle_dask.records.synced_store._write", full)
-            with pytest.raises(
-                WriteFailed, match=r"cannot write .*run\.zarr: No space left on device: make room"
-            ):
+            with pytest.raises(WriteFailed, match=r"cannot write .*run\.zarr: No space left on device: make room"):
                 await writer.store()
             with pytest.raises(WriteFailed):
                 writer.journal("step", step_line("t1", 0))
@@ -381,9 +370,7 @@ def test_a_store_that_cannot_be_written_ends_the_run_and_the_journal_has_everyth
     assert [exact(record) for record in RunReader(out)] == [exact(plain_trajectory(0))]
 
 
-def test_a_disk_that_is_full_from_the_start_is_one_line_and_leaves_nothing(
-    tmp_path: Path, monkeypatch
-) -> None:
+def test_a_disk_that_is_full_from_the_start_is_one_line_and_leaves_nothing(tmp_path: Path, monkeypatch) -> None:
     out = tmp_path / "run.zarr"
 
     def full(descriptor: int, data: bytes) -> int:

@@ -100,9 +100,7 @@ def test_the_hook_of_a_reward_has_the_same_calls_and_each_is_a_reward(tmp_path: 
     plane = ScriptedPlane()
     plane.outcomes = [answer(3), answer([0.5])]
     program = context(plane, tmp_path)
-    hook = LiveRewardContext(
-        program._services, TrajectorySpec(TrajectoryId("t"), GroupId("g")), "t", 7, Recorded()
-    )
+    hook = LiveRewardContext(program._services, TrajectorySpec(TrajectoryId("t"), GroupId("g")), "t", 7, Recorded())
 
     async def body() -> None:
         assert await hook.call(max, 1, 3, cpus=2, label="largest") == 3

@@ -25,9 +25,9 @@ def test_without_settings_the_classes_own_the_defaults() -> None:
     with dask.config.set({"heddle": {}}):
         for kind in (Budget, Sampling, Patience, Engines):
             made = kind()
-            assert {
-                f.name: getattr(made, f.name) for f in fields(kind) if isinstance(f.default, int | float)
-            } == {f.name: f.default for f in fields(kind) if isinstance(f.default, int | float)}
+            assert {f.name: getattr(made, f.name) for f in fields(kind) if isinstance(f.default, int | float)} == {
+                f.name: f.default for f in fields(kind) if isinstance(f.default, int | float)
+            }
         assert strategy_of(None) == Strategy()
 
 

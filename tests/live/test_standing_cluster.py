@@ -35,9 +35,7 @@ def started(directory: Path, name: str, *arguments: str) -> Iterator[SupervisedP
         run(process.stop())
 
 
-def test_workers_wait_for_the_plugin_which_comes_with_the_first_rollout(
-    model_dir: str, tmp_path: Path
-) -> None:
+def test_workers_wait_for_the_plugin_which_comes_with_the_first_rollout(model_dir: str, tmp_path: Path) -> None:
     file = tmp_path / "scheduler.json"
     options = ["--host", "127.0.0.1", "--memory-limit", "0"]
     both = ["--resources", "ENGINE=1,TOOL=4", "--preload", "workers.rollout_worker"]

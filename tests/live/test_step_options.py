@@ -25,9 +25,7 @@ def ids_of(template: ChatTemplate, text: str) -> list[int]:
 
 def test_a_step_is_asked_for_with_what_the_program_says(model_dir: str) -> None:
     plane = ScriptedPlane(sampled(65), sampled(66))
-    ctx = context_on(
-        plane, model_dir, budget=Budget(max_step_tokens=512), sampling=Sampling(0.7, 0.9, 40, 0.05)
-    )
+    ctx = context_on(plane, model_dir, budget=Budget(max_step_tokens=512), sampling=Sampling(0.7, 0.9, 40, 0.05))
     ctx.append("user", "hello")
 
     async def body() -> None:

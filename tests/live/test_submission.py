@@ -24,8 +24,7 @@ REQUEST = Submission(ActionRequest(ActionId("a"), TrajectoryId("t"), "tool", "na
 @given(st.lists(st.integers(0, 2 * GRAPH_BYTES), min_size=1, max_size=12))
 def test_parts_are_small_and_hold_everything_in_order(sizes: list[int]) -> None:
     rows = [
-        _Row(ActionCall("s", str(number), bytes(size), None, str(number)), REQUEST)
-        for number, size in enumerate(sizes)
+        _Row(ActionCall("s", str(number), bytes(size), None, str(number)), REQUEST) for number, size in enumerate(sizes)
     ]
     parts = list(_parts(rows))
     assert [row for part in parts for row in part] == rows

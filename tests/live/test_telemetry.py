@@ -36,9 +36,7 @@ def _sender(telemetry: Telemetry, notes: list[str]) -> SpanSender:
     return SpanSender(telemetry, session="s1", model="tiny", decode=_decode, clock=clock, note=notes.append)
 
 
-def _sent(
-    receiver: OtlpReceiver, records: Sequence[TrajectoryRecord], telemetry: Telemetry | None = None
-) -> list[str]:
+def _sent(receiver: OtlpReceiver, records: Sequence[TrajectoryRecord], telemetry: Telemetry | None = None) -> list[str]:
     notes: list[str] = []
     sender = _sender(telemetry or Telemetry(endpoint=receiver.endpoint), notes)
     for record in records:
@@ -67,10 +65,7 @@ def test_a_trajectory_is_a_trace_with_a_span_for_each_step_and_action() -> None:
         15,
     )
     step = next(span for span in children if span.name == "chat tiny")
-    assert (
-        step.kind == step.SPAN_KIND_CLIENT
-        and step.end_time_unix_nano - step.start_time_unix_nano == 2_000_000_000
-    )
+    assert step.kind == step.SPAN_KIND_CLIENT and step.end_time_unix_nano - step.start_time_unix_nano == 2_000_000_000
     asked = values(step)
     assert (asked["gen_ai.request.model"], asked["gen_ai.usage.input_tokens"]) == ("tiny", 5)
     assert (asked["gen_ai.response.finish_reasons"], asked["heddle.decode_s"]) == (["stop"], 1.0)
@@ -160,9 +155,7 @@ def test_bad_settings_are_refused_in_one_line(values_: dict[str, object], said: 
     assert heddle_dask.Telemetry is Telemetry
 
 
-def test_the_option_is_checked_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_option_is_checked_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(heddle, ["rollout", "--otel", "nowhere", "--engine", "emulated"])
     assert result.exit_code == 2 and "endpoint is 'nowhere'" in result.stderr
@@ -198,9 +191,7 @@ def test_spans_report_and_trace_of_a_live_run(model_dir: str, tmp_path: Path) ->
     roots = [span for span in receiver.spans if not span.parent_span_id]
     assert len(roots) == 12 and not [note for note in notes if "spans" in note]
     html, trace = tmp_path / "report.html", tmp_path / "run.pftrace"
-    result = CliRunner().invoke(
-        heddle, ["show", str(out), "--html", str(html), "--perfetto", str(trace), "--json"]
-    )
+    result = CliRunner().invoke(heddle, ["show", str(out), "--html", str(html), "--perfetto", str(trace), "--json"])
     assert result.exit_code == 0, result.output
     seconds = json.loads(result.stdout.splitlines()[-1])["seconds"]
     assert seconds["admission_unknown"] == seconds["waits_unknown"] == 0
@@ -208,9 +199,7 @@ def test_spans_report_and_trace_of_a_live_run(model_dir: str, tmp_path: Path) ->
     assert sum(parts.values()) == pytest.approx(seconds["total_s"], abs=1e-4)
     assert seconds["decode_s"] > 0 and seconds["tool_s"] > 0 and seconds["generation_s"] == 0
     # A step's span and its record are the same time; the report has no more decoding than steps took.
-    spent = sum(
-        s.end_time_unix_nano - s.start_time_unix_nano for s in receiver.spans if s.name.startswith("chat")
-    )
+    spent = sum(s.end_time_unix_nano - s.start_time_unix_nano for s in receiver.spans if s.name.startswith("chat"))
     assert seconds["llm_queue_s"] + seconds["prefill_s"] + seconds["decode_s"] <= spent / 1e9 + 0.01
     page = html.read_text(encoding="utf-8")
     assert page.count('"completed"') >= 12 and "Timeline of trajectories" in page

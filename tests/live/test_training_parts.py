@@ -59,9 +59,7 @@ def test_a_batch_waits_for_groups_and_is_given_out_again_after_a_crash(tmp_path:
 
     path = asyncio.run(first_process())
     assert path == batch_path(tmp_path / "batches", 1)
-    with StoredSamples.reopen(
-        tmp_path, BatchRule(2, StalenessBound(1, "cancel", 4)), tmp_path / "no-store"
-    ) as samples:
+    with StoredSamples.reopen(tmp_path, BatchRule(2, StalenessBound(1, "cancel", 4)), tmp_path / "no-store") as samples:
         again = SampleIntake(samples, "a")
         assert again.counted == 2
         assert asyncio.run(again.batch(1)) == path

@@ -101,9 +101,7 @@ def test_a_trace_is_learnt_from_scaled(tmp_path: Path) -> None:
     assert (one.prompt_tokens, one.generated_tokens) == (50, 2 * 24)
     assert one.points[-1].steps_finished == 1 and one.points[-1].context_tokens == 50 + 24
     replayed = {task.task_id: task for task in ReplayEnvironment(path, token_scale=0.5).tasks(60, 0)}
-    (attempt,) = attempts_of(
-        FunctionEnvironment(solve, name="replay:some.jsonl.gz"), [replayed["t8"]], 1, 0, ""
-    )
+    (attempt,) = attempts_of(FunctionEnvironment(solve, name="replay:some.jsonl.gz"), [replayed["t8"]], 1, 0, "")
     assert attempt.spec.domain == one.domain
     assert attempt.spec.prompt_key == one.prompt_key == one.points[0].prompt_key
     assert (attempt.spec.message_tokens, attempt.spec.max_steps) == (one.message_tokens, one.max_steps)

@@ -216,9 +216,7 @@ def test_weights_go_on_are_refused_and_restart_an_engine(kind: str, tmp_path: Pa
         owning(kind, tmp_path, model_dir, partial(all_of_them, trainer=trainer))
 
 
-def test_only_the_newest_order_is_answered_and_old_weights_are_removed(
-    tmp_path: Path, model_dir: str
-) -> None:
+def test_only_the_newest_order_is_answered_and_old_weights_are_removed(tmp_path: Path, model_dir: str) -> None:
     async def scenario(owner: Owner) -> None:
         uris = {number: owner.publish(number) for number in (1, 2, 3)}
         for number, uri in uris.items():
@@ -236,9 +234,7 @@ def test_only_the_newest_order_is_answered_and_old_weights_are_removed(
     owning("emulated", tmp_path, model_dir, scenario)
 
 
-def test_an_engine_that_a_load_kills_comes_back_with_its_last_good_weights(
-    tmp_path: Path, model_dir: str
-) -> None:
+def test_an_engine_that_a_load_kills_comes_back_with_its_last_good_weights(tmp_path: Path, model_dir: str) -> None:
     async def scenario(owner: Owner) -> None:
         await owner.go_over(1)
         assert owner.client is not None

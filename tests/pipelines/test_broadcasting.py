@@ -95,9 +95,7 @@ class Sender:
         return Reception(self.manifest.to_json(), meeting, rank, CPU, before)
 
 
-def sending(
-    folder: Path, model_dir: str, scenario: Callable[[Sender], Awaitable[None]], **limits: float
-) -> None:
+def sending(folder: Path, model_dir: str, scenario: Callable[[Sender], Awaitable[None]], **limits: float) -> None:
     async def main() -> None:
         sender = Sender(folder, model_dir, gather_s=0.0, **limits)
         await sender.broadcaster.listen(sender.address)
@@ -122,9 +120,7 @@ def expect_whole(reception: Reception, tensors: list[RawTensor]) -> None:
         reception.take()
 
 
-def test_engines_that_wait_share_a_broadcast_and_later_ones_have_another(
-    tmp_path: Path, model_dir: str
-) -> None:
+def test_engines_that_wait_share_a_broadcast_and_later_ones_have_another(tmp_path: Path, model_dir: str) -> None:
     async def scenario(sender: Sender) -> None:
         assert WeightManifest.from_json(json.dumps(await sender.ask("manifest"))) == sender.manifest
         assert "run:2 any more, but run:3" in await sender.ask("manifest", number=2)

@@ -79,9 +79,7 @@ def test_a_checkpoint_is_a_model_directory(tmp_path: Path) -> None:
     learner = Learner(spec_in(tmp_path))
     checkpoint = train(learner, tmp_path, 1)
     loaded = AutoModelForCausalLM.from_pretrained(checkpoint)
-    assert same(
-        dict(loaded.state_dict()), {k: v.detach() for k, v in learner._policy.model.state_dict().items()}
-    )
+    assert same(dict(loaded.state_dict()), {k: v.detach() for k, v in learner._policy.model.state_dict().items()})
     assert loaded.dtype == torch.float32
     assert len(AutoTokenizer.from_pretrained(checkpoint)) == len(AutoTokenizer.from_pretrained(AGENT))
     assert (checkpoint / "config.json").read_bytes() == (AGENT / "config.json").read_bytes()
@@ -182,9 +180,7 @@ def test_published_weights_are_those_of_the_checkpoint(tmp_path: Path) -> None:
 def test_an_adapter_is_trained_published_and_merged(tmp_path: Path) -> None:
     learner = Learner(spec_in(tmp_path, lora_rank=4, lora_alpha=8.0, kl_coefficient=0.1))
     report = learner.train(stored_batch(tmp_path, 1), PolicyVersion("a", 1))
-    assert report.metrics["kl"] == pytest.approx(0.0, abs=1e-9), (
-        "before the first step it is the model itself"
-    )
+    assert report.metrics["kl"] == pytest.approx(0.0, abs=1e-9), "before the first step it is the model itself"
     checkpoint = train(learner, tmp_path, 2)
     uri = publish(AGENT, checkpoint, PolicyVersion("a", 2), str(tmp_path / "weights"))
     manifest = WeightStore(str(tmp_path / "weights")).newest("a")

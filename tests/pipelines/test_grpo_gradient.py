@@ -137,9 +137,7 @@ def test_each_sequence_is_in_one_micro_batch_of_one_rank(
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=12), st.integers(1, 4))
 def test_parts_keep_trajectories_whole(lengths: list[int], parts: int) -> None:
-    sequences = [
-        replace(_sequence(number, length), trajectory=number // 2) for number, length in enumerate(lengths)
-    ]
+    sequences = [replace(_sequence(number, length), trajectory=number // 2) for number, length in enumerate(lengths)]
     split = parts_of(sequences, parts, "seed")
     assert sorted(one.number for part in split for one in part) == list(range(len(lengths)))
     owners = [{one.trajectory for one in part} for part in split]
@@ -152,9 +150,7 @@ def test_parts_keep_trajectories_whole(lengths: list[int], parts: int) -> None:
 def _sequence(number: int, length: int) -> TrainedSequence:
     plain = np.zeros(1, np.float32)
     ids = np.zeros(length + 1, np.int64)
-    return TrainedSequence(
-        number, number, 0.0, ids, np.array([length]), plain, plain + 1, plain.astype(np.int32)
-    )
+    return TrainedSequence(number, number, 0.0, ids, np.array([length]), plain, plain + 1, plain.astype(np.int32))
 
 
 def test_several_steps_clip_around_the_policy_before_the_batch(packing: Policy) -> None:
@@ -167,9 +163,7 @@ def test_several_steps_clip_around_the_policy_before_the_batch(packing: Policy) 
     one_step = BatchStep(packing, Recorder(packing), decoupled_clipped_loss, None, 0, 0)
     metrics_of_one, _ = one_step.run(sequences_of(training_batch(1, [[12, 30], [17, 8]])))
     assert "clip_fraction" not in metrics_of_one
-    assert metrics["tokens"] == sum(
-        len(s.targets) for s in sequences_of(training_batch(1, [[12, 30, 9], [17, 8, 25]]))
-    )
+    assert metrics["tokens"] == sum(len(s.targets) for s in sequences_of(training_batch(1, [[12, 30, 9], [17, 8, 25]])))
 
 
 def test_the_loss_is_that_of_its_formula() -> None:

@@ -80,9 +80,7 @@ async def sampled(client: EngineClient, checkpoint: Path) -> tuple[list[TrainedS
     ]
     asked = [(prompt, temperature) for prompt in prompts for temperature in TEMPERATURES]
     requests = [
-        GenerateRequest(
-            f"r{number}", prompt, SamplingParams(STEP_TOKENS, temperature=temperature, seed=number)
-        )
+        GenerateRequest(f"r{number}", prompt, SamplingParams(STEP_TOKENS, temperature=temperature, seed=number))
         for number, (prompt, temperature) in enumerate(asked)
     ]
     results = await asyncio.gather(*map(client.generate, requests))
@@ -122,9 +120,7 @@ def test_engine_and_trainer_agree_on_logprobs_at_both_temperatures(served: Serve
     assert found.max() < 1e-4
 
 
-def test_an_engine_with_a_published_adapter_agrees_with_the_merged_model(
-    served: Served, tmp_path: Path
-) -> None:
+def test_an_engine_with_a_published_adapter_agrees_with_the_merged_model(served: Served, tmp_path: Path) -> None:
     """Last of the module: the engine goes over to the adapter."""
     base = str(served.checkpoint)
     spec = TrainerSpec(
@@ -139,9 +135,7 @@ def test_an_engine_with_a_published_adapter_agrees_with_the_merged_model(
     async def scenario() -> tuple[list[TrainedSequence], set[PolicyVersion]]:
         async with EngineClient(served.process.address) as client:
             weights = copies.fetch(uri, ADAPTER, client.version, threading.Event())
-            assert (
-                weights.nbytes < sum(file.stat().st_size for file in weights.path.glob("*.safetensors")) / 4
-            )
+            assert weights.nbytes < sum(file.stat().st_size for file in weights.path.glob("*.safetensors")) / 4
             await client.install_weights(str(weights.path), ADAPTER)
             return await sampled(client, served.checkpoint)
 
@@ -153,8 +147,6 @@ def test_an_engine_with_a_published_adapter_agrees_with_the_merged_model(
         for path in (tmp_path / "merged", served.checkpoint)
     )
     found, without = (differences(model, sequences, packed=False) for model in (merged, plain))
-    print(
-        f"{len(found)} tokens, largest difference {found.max():.1e}, without the adapter {without.max():.1e}"
-    )
+    print(f"{len(found)} tokens, largest difference {found.max():.1e}, without the adapter {without.max():.1e}")
     assert found.max() < 1e-4
     assert without.max() > 0.01, "the adapter changes what the engine says"

@@ -44,9 +44,7 @@ class PublishedModel:
         from transformers import AutoModelForCausalLM
 
         model.save_pretrained(self._folder / str(step))
-        self._model = AutoModelForCausalLM.from_pretrained(
-            self._folder / str(step), dtype=torch.float32
-        ).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(self._folder / str(step), dtype=torch.float32).eval()
         self._version = step
 
     def roll_out(self, task_ids: Sequence[str], samples: int) -> Iterator[TrajectoryRecord]:

@@ -104,9 +104,7 @@ def test_derived_tool_time_is_known_one_step_later() -> None:
 @given(end=st.floats(0, 100), at=st.floats(0, 100), total=st.integers(1, 10_000))
 def test_sibling_is_known_only_once_it_has_ended(end: float, at: float, total: int) -> None:
     row = replace(trajectory("me", start_s=0.0).points[1], at_s=at)
-    sibling = replace(
-        trajectory("other", start_s=0.0), started_at_s=0.0, ended_at_s=end, generated_tokens=total
-    )
+    sibling = replace(trajectory("other", start_s=0.0), started_at_s=0.0, ended_at_s=end, generated_tokens=total)
     facts = facts_then(row, [sibling], BARE)
     assert facts.finished == (1 if end <= at else 0)
     if end > at:

@@ -34,9 +34,7 @@ def test_the_start_is_told_by_trees_of_its_own() -> None:
     assert np.abs(median - rows.target)[rows.first].mean() < 0.05
     assert np.abs(median - rows.target)[~rows.first].mean() < 0.05
     common = Trees(trees.any_step, None).log_remaining(rows.features, steps)[0]
-    assert np.abs(common - rows.target)[rows.first].mean() > 1, (
-        "nothing in the columns says which rows are first"
-    )
+    assert np.abs(common - rows.target)[rows.first].mean() > 1, "nothing in the columns says which rows are first"
 
 
 @pytest.mark.parametrize("steps", [[0, 0, 0, 0], [1, 2, 3, 4], [0, 2, 0, 1]])

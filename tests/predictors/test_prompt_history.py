@@ -241,9 +241,7 @@ def test_what_tools_take_follows_the_prompt_and_the_ratio_of_the_run_is_that_of_
     rows = [replace(trajectory("new", key).points[0], prompt_key=key) for key in ("p1", "p2")]
     first, second = told_of_tools().predict(rows)
     assert first.tools_s > second.tools_s
-    assert first.observation_per_token == second.observation_per_token, (
-        "the controller takes the last one it hears"
-    )
+    assert first.observation_per_token == second.observation_per_token, "the controller takes the last one it hears"
 
 
 def test_what_tools_add_follows_the_prompt() -> None:
@@ -258,9 +256,7 @@ def test_what_tools_add_follows_the_prompt() -> None:
         assert stranger.observation_tokens is None
         assert wordy.observation_tokens is not None and quiet.observation_tokens is not None
         # Two attempts at each prompt, beside which the ratio of all counts as `trust` attempts.
-        assert wordy.observation_tokens / wordy.tokens == pytest.approx(
-            (2 * 9 + trust * of_all) / (2 + trust)
-        )
+        assert wordy.observation_tokens / wordy.tokens == pytest.approx((2 * 9 + trust * of_all) / (2 + trust))
         assert quiet.observation_tokens / quiet.tokens == pytest.approx(trust * of_all / (2 + trust))
 
 
@@ -269,9 +265,7 @@ def test_more_attempts_outweigh_the_ratio_of_all() -> None:
     row = replace(trajectory("new").points[0], prompt_key="p2")
     ratios = []
     for number in range(8):
-        predictor.observe_finished(
-            replace(attempt(f"more {number}", 2000), prompt_key="p2", observed_tokens=9 * 2000)
-        )
+        predictor.observe_finished(replace(attempt(f"more {number}", 2000), prompt_key="p2", observed_tokens=9 * 2000))
         (told,) = predictor.predict([row])
         assert told.observation_tokens is not None
         ratios.append(told.observation_tokens / told.tokens)
@@ -286,9 +280,7 @@ def observing(spread: float, noise: float, prompts: int = 60) -> list[Finished]:
         level = rng.gauss(0.5, spread)
         for name in range(4):
             observed = round(1000 * math.exp(level + rng.gauss(0.0, noise)))
-            one = replace(
-                attempt(f"{number}-{name}", 1000), prompt_key=f"p{number}", observed_tokens=observed
-            )
+            one = replace(attempt(f"{number}-{name}", 1000), prompt_key=f"p{number}", observed_tokens=observed)
             made.append(one)
     return made
 

@@ -42,16 +42,12 @@ def attempts(draw: st.DrawFn) -> Finished:
     ended_at_s = math.nan if math.isnan(start_s) else ended_at_s
     prompt_key = draw(st.sampled_from(["p", "q"]))
     points = tuple(replace(point, prompt_key=prompt_key) for point in one.points)
-    return replace(
-        one, prompt_key=prompt_key, run=draw(st.integers(0, 1)), points=points, ended_at_s=ended_at_s
-    )
+    return replace(one, prompt_key=prompt_key, run=draw(st.integers(0, 1)), points=points, ended_at_s=ended_at_s)
 
 
 several = st.lists(attempts(), min_size=1, max_size=ATTEMPTS_KEPT + 9).map(
     lambda drawn: [
-        replace(
-            one, trajectory_id=f"t{n}", points=tuple(replace(p, trajectory_id=f"t{n}") for p in one.points)
-        )
+        replace(one, trajectory_id=f"t{n}", points=tuple(replace(p, trajectory_id=f"t{n}") for p in one.points))
         for n, one in enumerate(drawn)
     ]
 )

@@ -302,9 +302,7 @@ def test_a_compacted_journal_keeps_what_is_needed_and_what_came_meanwhile(tmp_pa
             Journal.open_append(path)
         journal.append("after", {})
     assert read_journal(path) == [*KEPT, *MEANWHILE, ("after", {})]
-    assert [(kind, body) for kind, body, _ in reader] == LINES, (
-        "a reader that was there before reads the old file"
-    )
+    assert [(kind, body) for kind, body, _ in reader] == LINES, "a reader that was there before reads the old file"
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(tmp_path.iterdir()) == [path]
 

@@ -157,9 +157,7 @@ def test_of_many_that_take_over_one_lease_one_wins(tmp_path: Path, has_dead_clai
         won: list[Lease] = []
         start = threading.Barrier(contenders)
 
-        def contend(
-            subject: Path = subject, won: list[Lease] = won, start: threading.Barrier = start
-        ) -> None:
+        def contend(subject: Path = subject, won: list[Lease] = won, start: threading.Barrier = start) -> None:
             start.wait()
             with contextlib.suppress(BadInput):
                 won.append(Lease.take(subject))

@@ -29,9 +29,7 @@ keys = st.recursive(leaves, lambda inner: st.lists(inner, max_size=3).map(tuple)
 values = st.recursive(
     leaves | st.sets(keys, max_size=3) | st.frozensets(keys, max_size=3),
     lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.lists(inner, max_size=3).map(tuple)
-        | st.dictionaries(keys, inner, max_size=3)
+        st.lists(inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.dictionaries(keys, inner, max_size=3)
     ),
     max_leaves=12,
 )

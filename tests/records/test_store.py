@@ -316,9 +316,7 @@ def test_run_of_an_earlier_version_has_no_checksums_lacks_columns_and_goes_on(tm
         for plain in map(plain_trajectory, range(3))
     ]
     of_earlier_version(run, told[:2])
-    untold = [
-        replace(plain, domain="", message_tokens=0, max_steps=0) for plain in map(plain_trajectory, range(3))
-    ]
+    untold = [replace(plain, domain="", message_tokens=0, max_steps=0) for plain in map(plain_trajectory, range(3))]
     assert [exact(one) for one in RunReader(run)] == [exact(one) for one in untold[:2]]
     with RunStore.append_to(run) as store:
         store.append(told[2:])

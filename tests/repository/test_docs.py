@@ -97,9 +97,7 @@ def test_the_architecture_page_names_the_files_and_the_methods_of_the_walk() -> 
     named = set(re.findall(r"`([\w/]+\.py)`", text))
     assert len(named) >= 50
     assert [path for path in sorted(named) if not (PACKAGE / path).exists()] == []
-    methods = [
-        name for name in re.findall(r"`(\w+\.\w+)`", text) if name.partition(".")[0] in members_of_classes()
-    ]
+    methods = [name for name in re.findall(r"`(\w+\.\w+)`", text) if name.partition(".")[0] in members_of_classes()]
     assert len(set(methods)) >= 50
 
 
@@ -164,9 +162,7 @@ def test_every_owner_in_the_glossary_is_in_its_file() -> None:
     defined = r"^(?:class|def|async def) {0}\b|^{0}\b.*="
     texts = {path: (PACKAGE / path).read_text(encoding="utf-8") for _, path in owners}
     missing = [
-        f"{name} in {path}"
-        for name, path in owners
-        if not re.search(defined.format(name), texts[path], re.MULTILINE)
+        f"{name} in {path}" for name, path in owners if not re.search(defined.format(name), texts[path], re.MULTILINE)
     ]
     assert missing == []
 
@@ -181,9 +177,7 @@ def test_the_glossary_has_each_term_once() -> None:
 def test_the_page_of_strategies_has_every_name_and_option_of_a_part(part: str) -> None:
     text = (DOCS / "strategies.md").read_text(encoding="utf-8")
     (section,) = re.findall(rf"^## {part.capitalize()}\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
-    rows = [
-        row for row in re.findall(r"^\| `([\w-]+)` \|(.*?)\|", section, re.MULTILINE) if row[0] in PARTS[part]
-    ]
+    rows = [row for row in re.findall(r"^\| `([\w-]+)` \|(.*?)\|", section, re.MULTILINE) if row[0] in PARTS[part]]
     assert [name for name, _ in rows] == list(PARTS[part])
     for name, options in rows:
         known = {field.name: field.default for field in fields(PARTS[part][name])}
@@ -198,9 +192,7 @@ def test_the_table_of_kv_fit_has_its_options_and_their_defaults() -> None:
     told = dict(re.findall(r"^\| `(\w+)` \| `?([^`|]*?)`? \|", table, re.MULTILINE))
     known = {field.name: field.default for field in fields(PARTS["admission"]["kv-fit"]) if field.init}
     assert set(told) <= set(known)
-    assert {name: option_value(default) for name, default in told.items()} == {
-        name: known[name] for name in told
-    }
+    assert {name: option_value(default) for name, default in told.items()} == {name: known[name] for name in told}
 
 
 def option_value(text: str) -> object:

@@ -186,9 +186,7 @@ def test_an_archive_with_another_hash_is_refused_unless_hashes_are_off(site: Sit
     assert (site.origin("torch"), site.origin("tabulate")) == ("pytorch", "pypi")
 
 
-def test_without_ensurepip_one_line_says_what_to_install_and_nothing_is_left(
-    site: Site, tmp_path: Path
-) -> None:
+def test_without_ensurepip_one_line_says_what_to_install_and_nothing_is_left(site: Site, tmp_path: Path) -> None:
     without = tmp_path / "without"
     without.mkdir()
     (without / "ensurepip.py").write_text("raise ModuleNotFoundError('ensurepip')\n", encoding="utf-8")
@@ -236,9 +234,7 @@ def test_make_installs_again_only_when_what_it_reads_has_changed(site: Site) -> 
         os.utime(path, (1, 1))
 
     def planned() -> str:
-        done = subprocess.run(
-            ["make", "-n", "rollout"], cwd=site.folder, capture_output=True, text=True, timeout=60
-        )
+        done = subprocess.run(["make", "-n", "rollout"], cwd=site.folder, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -22,9 +22,7 @@ from jsonschema import Draft202012Validator
 ROOT = Path(__file__).parents[2]
 WHEELS = ROOT / "build" / "crds"
 PAGE = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
-RESOURCES = [
-    yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
-]
+RESOURCES = [yaml.safe_load(text) for text in re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)]
 
 
 @cache
@@ -40,9 +38,7 @@ def crd_schema(kind: str) -> dict[str, Any]:
     assert crd["spec"]["names"]["kind"] == kind
     (version,) = [each for each in crd["spec"]["versions"] if each["name"] == "v1"]
     schema = strict(version["schema"]["openAPIV3Schema"])
-    schema["properties"].update(
-        apiVersion={"const": f"{crd['spec']['group']}/v1"}, kind={"const": kind}, metadata={}
-    )
+    schema["properties"].update(apiVersion={"const": f"{crd['spec']['group']}/v1"}, kind={"const": kind}, metadata={})
     return schema
 
 
@@ -59,9 +55,7 @@ def strict(schema: Any) -> Any:
 
 
 def errors(resource: dict[str, Any]) -> list[str]:
-    return [
-        error.message for error in Draft202012Validator(crd_schema(resource["kind"])).iter_errors(resource)
-    ]
+    return [error.message for error in Draft202012Validator(crd_schema(resource["kind"])).iter_errors(resource)]
 
 
 def containers(resource: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -112,9 +106,7 @@ def test_the_arguments_start_a_scheduler_and_tagged_workers(tmp_path: Path):
         here = {"8786": "0", ":8787": "127.0.0.1:0", "/scratch": str(tmp_path)}
 
         def start(container: dict[str, Any], name: str, *more: str) -> None:
-            program, *words = [
-                here.get(word, word).replace("$(DASK_WORKER_NAME)", name) for word in container["args"]
-            ]
+            program, *words = [here.get(word, word).replace("$(DASK_WORKER_NAME)", name) for word in container["args"]]
             assert program == "dask"
             env = {each["name"]: str(each["value"]) for each in container.get("env", ())}
             command = [sys.executable, "-m", "dask", *words, "--scheduler-file", str(file), *more]

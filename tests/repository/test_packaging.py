@@ -232,9 +232,7 @@ def test_the_lock_meets_the_requirements_that_the_script_installs() -> None:
     locked = pins_of("requirements-lock.txt") | {"torch": pins_of("constraints.txt")["torch"]}
     extras = runpy.run_path(str(ROOT / "scripts" / "lock.py"))["EXTRAS"]
     wanted = [*PROJECT["dependencies"], "setuptools>=77"]
-    for requirement in map(
-        Requirement, wanted + [r for e in extras for r in PROJECT["optional-dependencies"][e]]
-    ):
+    for requirement in map(Requirement, wanted + [r for e in extras for r in PROJECT["optional-dependencies"][e]]):
         assert requirement.specifier.contains(locked[name_of(requirement.name)]), requirement
 
 
@@ -243,9 +241,7 @@ def test_the_lock_meets_the_requirements_that_the_script_installs() -> None:
 def test_the_hash_of_the_cpu_build_of_torch_is_known(python: str, machine: str) -> None:
     version = pins_of("constraints.txt")["torch"]
     lines = (ROOT / "scripts" / "torch-cpu.sha256").read_text(encoding="utf-8").splitlines()
-    pattern = (
-        rf"[0-9a-f]{{64}}  torch-{re.escape(version)}\+cpu-{python}-{python}-manylinux\w+_{machine}\.whl"
-    )
+    pattern = rf"[0-9a-f]{{64}}  torch-{re.escape(version)}\+cpu-{python}-{python}-manylinux\w+_{machine}\.whl"
     assert sum(re.fullmatch(pattern, line) is not None for line in lines) == 1
 
 

@@ -79,9 +79,7 @@ KINDS = {
             "heddle_dask.training",
         ),
     ),
-    "scheduler": Kind(
-        SCHEDULER, 990, (*LEARNING_AND_STORES, *MODELS, "aiohttp", "bokeh", "heddle_dask.records.store")
-    ),
+    "scheduler": Kind(SCHEDULER, 990, (*LEARNING_AND_STORES, *MODELS, "aiohttp", "bokeh", "heddle_dask.records.store")),
     "rollout worker": Kind(
         ROLLOUT_WORKER,
         925,

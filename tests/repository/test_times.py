@@ -28,9 +28,7 @@ def call(script: Path, *words: str, limit_s: float = 600.0) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-TELLS = (
-    'printf "2.5\\t$HEDDLE_TEST_STAGE\\ttests/test_{0}.py::test_x\\n" >> "$HEDDLE_TEST_TIMES"; echo {0} ran'
-)
+TELLS = 'printf "2.5\\t$HEDDLE_TEST_STAGE\\ttests/test_{0}.py::test_x\\n" >> "$HEDDLE_TEST_TIMES"; echo {0} ran'
 
 
 def test_stages_beside_each_other_are_told_with_their_slowest_tests(script: Path) -> None:
@@ -41,9 +39,7 @@ def test_stages_beside_each_other_are_told_with_their_slowest_tests(script: Path
     _, said = call(script, "summary")
     rows = [line.split() for line in said.splitlines()]
     assert ["0", "first"] in rows and ["0", "second"] in rows
-    assert (
-        "    2.5  tests/test_one.py::test_x (first)" in said and "tests/test_two.py::test_x (second)" in said
-    )
+    assert "    2.5  tests/test_one.py::test_x (first)" in said and "tests/test_two.py::test_x (second)" in said
 
 
 def test_a_stage_that_fails_ends_the_run_with_what_there_is(script: Path) -> None:
@@ -64,9 +60,7 @@ def test_the_seconds_of_files_are_recorded_and_those_of_other_runs_stay(script: 
     tests = script.parents[1] / "tests"
     for name in ("one", "other"):
         (tests / f"test_{name}.py").touch()
-    (tests / "file_seconds.tsv").write_text(
-        "9\ttests/test_other.py\n8\ttests/test_gone.py\n7\ttests/test_one.py\n"
-    )
+    (tests / "file_seconds.tsv").write_text("9\ttests/test_other.py\n8\ttests/test_gone.py\n7\ttests/test_one.py\n")
     for _ in range(2):
         call(script, "stage", "first", "sh", "-c", TELLS.format("one"))
     call(script, "record")

@@ -331,9 +331,7 @@ def test_environment_is_empty_of_the_hosts_variables(mode: str, monkeypatch: pyt
 
 
 def test_given_files_are_there_and_granted_cpus_are_told(mode: str) -> None:
-    code = (
-        "import os\nprint(open('sub/a.txt').read(), os.environ['OMP_NUM_THREADS'], os.environ['HEDDLE_CPUS'])"
-    )
+    code = "import os\nprint(open('sub/a.txt').read(), os.environ['OMP_NUM_THREADS'], os.environ['HEDDLE_CPUS'])"
     assert run(mode, code, files={"sub/a.txt": "hello"}, cpus=3).text == "hello 3 3\n"
 
 
@@ -430,9 +428,7 @@ def test_death_of_the_parent_ends_the_run(mode: str) -> None:
         assert parent.stdout.readline() == "up\n"
 
         def started() -> bool:
-            return any(
-                is_of_a_run(child.pid) for child in psutil.Process(parent.pid).children(recursive=True)
-            )
+            return any(is_of_a_run(child.pid) for child in psutil.Process(parent.pid).children(recursive=True))
 
         deadline_s = time.monotonic() + 30
         while not started() and time.monotonic() < deadline_s:

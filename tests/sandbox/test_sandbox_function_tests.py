@@ -87,8 +87,7 @@ def test_results_before_a_timeout_count() -> None:
     "code",
     [
         # an object that says it equals everything
-        "class E(int):\n    def __eq__(self, o): return True\n    __hash__ = int.__hash__\n"
-        "def f(x): return E(-1)",
+        "class E(int):\n    def __eq__(self, o): return True\n    __hash__ = int.__hash__\ndef f(x): return E(-1)",
         # prints to the real output, on every descriptor, in our own format
         "import os, json\nfor fd in range(1, 64):\n"
         "    try: os.write(fd, b''.join(b'[%d, \"r\", \"zz\"]\\n' % i for i in range(5)))\n"
@@ -124,9 +123,7 @@ def test_any_result_line_is_a_verdict() -> None:
         if depth == 0 or random.random() < 0.2:
             return leaf
         items = [anything(depth - 1) for _ in range(random.randrange(4))]
-        return random.choice(
-            [items, [random.choice(kinds), *items], [random.choice(kinds), items], {"k": leaf}]
-        )
+        return random.choice([items, [random.choice(kinds), *items], [random.choice(kinds), items], {"k": leaf}])
 
     expected = [math.pi, math.nan, 2.5j, -7, "word", b"bytes", [3.5, 1], (9, 8), {5: 0.5}, {1, 2}]
     for number in range(3000):

@@ -35,9 +35,7 @@ class Box:
 
     def order(self, operation: Operation, *, with_past: bool) -> SandboxOrder:
         past = self.past if with_past else None
-        return SandboxOrder(
-            self.name, self.spec, operation, len(self.past), past, self.parent, self.parent_done
-        )
+        return SandboxOrder(self.name, self.spec, operation, len(self.past), past, self.parent, self.parent_done)
 
     async def do(
         self, keeper: SandboxKeeper, operation: Operation, *, with_past: bool = False, key: str = ""
@@ -47,9 +45,7 @@ class Box:
             self.past = (*self.past, PastOperation(operation, answer["cpus"], answer["digest"]))
         return answer
 
-    async def sh(
-        self, keeper: SandboxKeeper, text: str, *, compared: Compared = "output", **options: Any
-    ) -> str:
+    async def sh(self, keeper: SandboxKeeper, text: str, *, compared: Compared = "output", **options: Any) -> str:
         answer = await self.do(keeper, ExecOperation(text, 60.0, compared=compared), **options)
         return str(answer["value"]["stdout"])
 
@@ -72,15 +68,11 @@ def test_a_sandbox_is_kept_and_rebuilt_from_its_past(sandbox_directory: Path) ->
             await box.sh(keeper, "true")
         assert await box.sh(keeper, "cat f; echo 1 >> f", with_past=True, key="k1") == "0\n"
         # The answer was lost: it is not done twice.
-        again = await keeper.perform(
-            SandboxOrder("a", SPEC, ExecOperation("echo 1 >> f", 60.0), done=0), key="k1"
-        )
+        again = await keeper.perform(SandboxOrder("a", SPEC, ExecOperation("echo 1 >> f", 60.0), done=0), key="k1")
         assert again["value"]["stdout"] == "0\n"
         await box.do(keeper, PutOperation("g", b"g\n"))
         assert (await box.do(keeper, GetOperation("f", 100)))["value"] == b"0\n1\n"
-        await box.sh(
-            keeper, "od -An -N8 -tx1 /dev/urandom > h; date +%s.%N; echo took 0.25s", compared="status"
-        )
+        await box.sh(keeper, "od -An -N8 -tx1 /dev/urandom > h; date +%s.%N; echo took 0.25s", compared="status")
         keeper.close_soon("a")
         with pytest.raises(SandboxMissing):
             await box.sh(keeper, "cat f g")
@@ -146,15 +138,11 @@ def test_starts_are_limited_and_a_setup_is_run_once(sandbox_directory: Path) -> 
         assert len(set(drawn)) == 1 and drawn[0].endswith("\n1")
         assert keeper.most_starts == 2
         for number in range(MAX_TEMPLATES + 2):
-            other = Box(
-                f"o{number}", SandboxSpec(kind="process", files={"a": str(number).encode()}, setup=("true",))
-            )
+            other = Box(f"o{number}", SandboxSpec(kind="process", files={"a": str(number).encode()}, setup=("true",)))
             assert await other.sh(keeper, "cat a", with_past=True) == str(number)
         assert len(keeper._templates) == MAX_TEMPLATES
         bad = Box("bad", SandboxSpec(kind="process", setup=("echo no >&2; exit 3",)))
-        with pytest.raises(
-            SandboxFailed, match=r"its setup 'echo no >&2; exit 3' failed: 'no\\n\[exit code 3\]'"
-        ):
+        with pytest.raises(SandboxFailed, match=r"its setup 'echo no >&2; exit 3' failed: 'no\\n\[exit code 3\]'"):
             await bad.sh(keeper, "true", with_past=True)
         assert "bad" not in keeper.names
 

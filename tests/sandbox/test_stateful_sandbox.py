@@ -40,9 +40,7 @@ from heddle_dask.sandbox_service.contract import read_token
 from heddle_dask.sandbox_service.server import SandboxServer
 
 Make = Callable[[str], StatefulSandbox]
-SPEC = SandboxSpec(
-    memory_bytes=200 * MIB, disk_bytes=8 * MIB, max_processes=40, output_bytes=2000, max_files=400
-)
+SPEC = SandboxSpec(memory_bytes=200 * MIB, disk_bytes=8 * MIB, max_processes=40, output_bytes=2000, max_files=400)
 KINDS = [
     pytest.param("bubblewrap", marks=pytest.mark.skipif(not shutil.which("bwrap"), reason="no bwrap")),
     "process",

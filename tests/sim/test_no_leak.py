@@ -37,14 +37,10 @@ def drawn(seed: int, prompts: int) -> list[PlannedTrajectory]:
 
 
 def fitted(plans: Sequence[PlannedTrajectory]) -> list[PlannedTrajectory]:
-    return [
-        fit_into_context(plan, token_scale=0.1, tool_scale=1.0, max_context_tokens=CONTEXT) for plan in plans
-    ]
+    return [fit_into_context(plan, token_scale=0.1, tool_scale=1.0, max_context_tokens=CONTEXT) for plan in plans]
 
 
-def other_future(
-    plan: PlannedTrajectory, index: int, tail: Sequence[tuple[int, int, float]]
-) -> PlannedTrajectory:
+def other_future(plan: PlannedTrajectory, index: int, tail: Sequence[tuple[int, int, float]]) -> PlannedTrajectory:
     """The same up to the sampled tokens of step `index`; its observation, tool seconds and all behind are others."""
     step = plan.steps[index]
     (_, observed, seconds), *rest = tail

@@ -219,9 +219,7 @@ def test_with_a_walltime_the_engines_that_complete_most_come_first() -> None:
     for one in budget["candidates"]:
         counts = [row["completed"] for row in one["rows"]]
         assert f"only {counts[0]}, {counts[1]} (by seed) of 32 trajectories completed" in result.stderr
-        assert one["trajectories_per_h"] == pytest.approx(
-            one["completed"] / one["makespan_s"] * 3600, rel=1e-3
-        )
+        assert one["trajectories_per_h"] == pytest.approx(one["completed"] / one["makespan_s"] * 3600, rel=1e-3)
         assert max(row["makespan_s"] for row in one["rows"]) == 60
     Path("small.toml").write_text("gpus = 4\ngpus-per-node = 4\n[faults]\nwalltime-s = 0.01\n")
     (budget,) = planned("--seeds", "1")["budgets"]
@@ -307,9 +305,7 @@ def test_more_gpus_help_by_what_is_completed_where_a_walltime_cuts_off() -> None
     head = next(i for i, line in enumerate(lines) if "of proportional" in line)
     names = [name for name in lines[head].split("  ") if name]
     few, many = ([cell for cell in line.split("  ") if cell] for line in lines[head + 1 : head + 3])
-    at, rate = (
-        next(i for i, name in enumerate(names) if part in name) for part in ("speed-up", "trajectories/h")
-    )
+    at, rate = (next(i for i, name in enumerate(names) if part in name) for part in ("speed-up", "trajectories/h"))
     rates = [float(row[rate].replace(",", "")) for row in (few, many)]
     assert rates[1] > 1.2 * rates[0]
     assert float(many[at]) == pytest.approx(rates[1] / rates[0], abs=0.01)
@@ -325,8 +321,6 @@ def test_two_hash_seeds_give_the_same_report() -> None:
     outputs = []
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, check=True
-        )
+        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=True)
         outputs.append(done.stdout)
     assert outputs[0] == outputs[1] and outputs[0]

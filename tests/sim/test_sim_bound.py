@@ -37,9 +37,7 @@ COST = EngineCost(
     chunk_tokens=64,
     capacity_tokens=900,
 )
-ORACLE = {
-    name: ["predictor=oracle"] if parts["predictor"] != "none" else [] for name, parts in PRESETS.items()
-}
+ORACLE = {name: ["predictor=oracle"] if parts["predictor"] != "none" else [] for name, parts in PRESETS.items()}
 
 
 def planned(number: int, group: int, prompt: int, *steps: tuple[int, int, float | None]) -> PlannedTrajectory:
@@ -215,9 +213,7 @@ class Fixed:
 
     engine_of: dict[str, str]
 
-    def choose_engine(
-        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
-    ) -> Engine:
+    def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
         target = self.engine_of[trajectory.trajectory_id]
         return next(engine for engine in candidates if engine.engine_id == target)
 
@@ -264,9 +260,7 @@ def test_the_bound_is_near_the_best_schedule_of_a_few() -> None:
                 for _ in range(rng.randint(1, 4))
             ]
             work.append(planned(number, rng.randint(0, 1), rng.randint(1, 90), *steps))
-        tiny = fleet(
-            rng.randint(1, 2), replace(COST, capacity_tokens=rng.choice([430, 900])), rng.randint(1, 2)
-        )
+        tiny = fleet(rng.randint(1, 2), replace(COST, capacity_tokens=rng.choice([430, 900])), rng.randint(1, 2))
         shares.append(makespan_bound(work, tiny).seconds / min(every_schedule(work, tiny)))
     assert min(shares) > 0.85 and statistics.median(shares) > 0.95, shares
 

@@ -41,9 +41,7 @@ def played(asked: tuple[int, ...] = ()) -> tuple[SimulatedWorld, list[list[list[
 
     plans = synthesize("math", prompts=4, samples=4, seed=1)
     fleet = cluster.fleet(model, max_context_tokens=CONTEXT)
-    world = SimulatedWorld(
-        build_strategies("sticky-least-loaded"), fleet, plans, deployment=deployment, watch=watch
-    )
+    world = SimulatedWorld(build_strategies("sticky-least-loaded"), fleet, plans, deployment=deployment, watch=watch)
     world.run()
     return world, json.loads(json.dumps(lines))
 

@@ -19,9 +19,7 @@ class Both:
     def __init__(self, capacity: int, block_tokens: int = BLOCK_TOKENS) -> None:
         self.counted = CountedKvCache(capacity, block_tokens)
         self.exact = KvCache(capacity, block_tokens)
-        self.contexts = [
-            [group + 1] * PROMPTS[group] for group in range(len(PROMPTS)) for _ in range(GROUP_SIZE)
-        ]
+        self.contexts = [[group + 1] * PROMPTS[group] for group in range(len(PROMPTS)) for _ in range(GROUP_SIZE)]
         self.open: dict[int, list] = {}  # trajectory: job, held, exact held, tokens grown
 
     def job(self, index: int) -> SimulatedJob:

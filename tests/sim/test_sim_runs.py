@@ -41,9 +41,7 @@ def plans_of(seed: int, prompts: int = 40, kind: str = "coding") -> list[Planned
 class Watched:
     """A world of two runs, and the tokens of each while steps of both are held back: then both are saturated."""
 
-    def __init__(
-        self, first: str, other: str, weights: tuple[float, float], *, starts_s: float = 0.0
-    ) -> None:
+    def __init__(self, first: str, other: str, weights: tuple[float, float], *, starts_s: float = 0.0) -> None:
         cost = replace(load_profile("qwen3-8b-h100"), capacity_tokens=60_000)
         self.fleet = SimulatedFleet(
             equal_engines(2, cost, slots=8, max_context_tokens=CONTEXT),
@@ -91,11 +89,7 @@ class Watched:
 def _oracle(preset: str, plans: Sequence[PlannedTrajectory], suffix: str) -> object:
     choice = build_strategies(preset).predictor
     known = {plan.trajectory_id + suffix: float(plan.generated_tokens) for plan in plans}
-    return (
-        None
-        if choice is None
-        else build_predictor(replace(choice, name="oracle", options=ORACLE), KnownWork(known))
-    )
+    return None if choice is None else build_predictor(replace(choice, name="oracle", options=ORACLE), KnownWork(known))
 
 
 ORACLE = build_strategies("heddle", overrides=["predictor=oracle"]).predictor.options
@@ -103,9 +97,7 @@ ORACLE = build_strategies("heddle", overrides=["predictor=oracle"]).predictor.op
 
 @pytest.mark.parametrize("pair", [("sticky", "least-load"), ("heddle", "sticky-least-loaded")])
 @pytest.mark.parametrize("weights", [(1.0, 3.0), (2.0, 1.0)])
-def test_saturated_runs_get_tokens_by_their_weights(
-    pair: tuple[str, str], weights: tuple[float, float]
-) -> None:
+def test_saturated_runs_get_tokens_by_their_weights(pair: tuple[str, str], weights: tuple[float, float]) -> None:
     watched = Watched(*pair, weights)
     assert sum(watched.tokens.values()) > 3000
     measured = watched.tokens["2"] / watched.tokens["1"]

@@ -152,7 +152,5 @@ def test_many_requests_of_all_kinds_end_under_every_strategy(actions: str) -> No
         for check in (True, False)
     ]
     assert set(runs[0].statuses) == {"completed"}
-    lines = [
-        [(encode(event), [encode(c) for c in commands]) for event, commands in run.lines] for run in runs
-    ]
+    lines = [[(encode(event), [encode(c) for c in commands]) for event, commands in run.lines] for run in runs]
     assert lines[0] == lines[1], "equal inputs give equal journals"

@@ -44,9 +44,7 @@ def play(costs: dict[int, EngineCost], plan: list[tuple], lost_s: float | None =
         shared.engines.append(engine)
     made = []
     for number, (where, arrival_s, prompt, length, abort_s) in enumerate(plan):
-        job = SimulatedJob(
-            prompt, length, trajectory_id=f"t{number}", group_id=f"g{number}", shared_tokens=prompt
-        )
+        job = SimulatedJob(prompt, length, trajectory_id=f"t{number}", group_id=f"g{number}", shared_tokens=prompt)
         made.append(job)
         time.at(arrival_s, shared.engines[where].submit, job)
         if abort_s is not None:

@@ -74,9 +74,7 @@ class Run:
         known = {plan.trajectory_id: float(plan.generated_tokens) for plan in plans}
         choice = strategies.predictor
         predictor = None if choice is None else build_predictor(choice, KnownWork(known))
-        self.world = SimulatedWorld(
-            strategies, fleet, plans, predictor=predictor, retries=retries, watch=self.watch
-        )
+        self.world = SimulatedWorld(strategies, fleet, plans, predictor=predictor, retries=retries, watch=self.watch)
         self.world.run()
 
     def watch(self, event: ev.Event, commands: Any) -> None:
@@ -236,9 +234,7 @@ def test_moves_end_and_contexts_are_found_where_they_went(kind: str, lost_s: flo
     delays = replace(DELAYS, start_s=0.3)
     fleet = small_fleet(3, 30_000, slots=8, link=SimulatedLink(0.3, 1e-5), faults=faults, delays=delays)
     plans = workload(prompts=12)
-    run = Run(
-        "heddle", fleet, plans, "admission=unlimited", migration=Restless(3, kind), check=lost_s is not None
-    )
+    run = Run("heddle", fleet, plans, "admission=unlimited", migration=Restless(3, kind), check=lost_s is not None)
     assert run.statuses == ["completed"] * len(plans)
     run.check_times()
     moves, ended = run.commands(cmd.MoveContext), run.events(ev.MoveEnded)
@@ -313,9 +309,7 @@ def test_an_engine_that_drains_before_its_end_loses_nothing(preset: str, slot_s:
         for command in commands:
             if isinstance(command, cmd.StartStep):
                 assert event.at <= begins.get(command.engine_id, math.inf)
-            assert not (isinstance(event, ev.EngineLost) and isinstance(command, cmd.StartStep)), (
-                "it was empty"
-            )
+            assert not (isinstance(event, ev.EngineLost) and isinstance(command, cmd.StartStep)), "it was empty"
     for program in run.world.programs.values():
         assert program.context_tokens == program.plan.context_tokens
 
@@ -324,10 +318,7 @@ def test_an_engine_that_drains_before_its_end_loses_nothing(preset: str, slot_s:
 def test_engines_that_die_by_chance_are_replaced_until_all_have_ended(preset: str) -> None:
     faults = SimulatedFaults(engine_mtbf_s=6.0, engine_restart_s=1.5)
     plans = workload()
-    runs = [
-        Run(preset, small_fleet(3, faults=faults), plans, retries=RetryPolicy(max_losses=99))
-        for _ in range(2)
-    ]
+    runs = [Run(preset, small_fleet(3, faults=faults), plans, retries=RetryPolicy(max_losses=99)) for _ in range(2)]
     run = runs[0]
     assert run.statuses == ["completed"] * len(plans)
     run.check_times()

@@ -224,9 +224,7 @@ def test_faults_of_a_cluster_file_are_played_and_said() -> None:
     result = invoke(*chosen, "--json")
     assert result.exit_code == 0, result.output
     told = json.loads(result.stdout.splitlines()[-1])
-    assert told["conditions"]["faults"] == (
-        "tool-failure-share 0.1 walltime-s 60 engine-mtbf-s 20 engine-restart-s 5"
-    )
+    assert told["conditions"]["faults"] == ("tool-failure-share 0.1 walltime-s 60 engine-mtbf-s 20 engine-restart-s 5")
     (row,) = told["rows"]
     assert row["makespan_s"] == 60 and 0 < row["completed"] < row["trajectories"] == 32
     assert f"seed 0: only {row['completed']} of 32 trajectories completed" in result.stderr
@@ -394,8 +392,6 @@ def test_two_hash_seeds_give_the_same_report() -> None:
     outputs = []
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
-        done = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, check=True
-        )
+        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=True)
         outputs.append((done.stdout, Path("page.html").read_bytes()))
     assert outputs[0] == outputs[1]

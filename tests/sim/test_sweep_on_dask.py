@@ -36,9 +36,7 @@ SMALL = (
 @pytest.fixture(scope="module")
 def scheduler() -> Iterator[str]:
     """Address of a cluster of two worker processes, started elsewhere than where the tests run."""
-    with LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0"
-    ) as cluster:
+    with LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0") as cluster:
         yield cluster.scheduler_address
 
 
@@ -112,9 +110,7 @@ def test_the_papers_tables_are_the_same_with_and_without_a_cluster(scheduler: st
     there = invoke(*arguments, str(tmp_path / "there.jsonl"), *arms, "--scheduler", scheduler)
     assert there.exit_code == 0, there.output
     assert there.stdout == here.stdout
-    lines = [
-        (tmp_path / f"{name}.jsonl").read_text(encoding="utf-8").splitlines() for name in ("here", "there")
-    ]
+    lines = [(tmp_path / f"{name}.jsonl").read_text(encoding="utf-8").splitlines() for name in ("here", "there")]
     assert sorted(lines[0]) == sorted(lines[1])
     assert " simulations on 2 threads of 2 workers" in there.stderr
     assert "qwen3-8b/math, heddle on " in there.stderr and "qwen3-8b/math, slime on " in there.stderr

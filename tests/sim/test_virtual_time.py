@@ -32,9 +32,7 @@ def by_search(first: Asks, untils: Sequence[float]) -> list[tuple[float, str]]:
 
 
 @given(asks, st.lists(st.sampled_from([0.0, 1.0, 2.0, 9.0]), max_size=3).map(sorted))
-def test_calls_come_by_time_and_of_one_moment_in_the_order_asked_for(
-    first: Asks, untils: list[float]
-) -> None:
+def test_calls_come_by_time_and_of_one_moment_in_the_order_asked_for(first: Asks, untils: list[float]) -> None:
     time, made = VirtualTime(), list[tuple[float, str]]()
 
     def call(name: str, more: Sequence[float]) -> None:

@@ -45,14 +45,10 @@ def slurm(slurm_daemons: Lab) -> Iterator[Lab]:
 
 
 @pytest.fixture(scope="session")
-def longer_than_a_walltime(
-    slurm_daemons: Lab, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Background]:
+def longer_than_a_walltime(slurm_daemons: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Background]:
     """Engines in jobs of two minutes, and two and a half minutes of work for them; on a SLURM of their own."""
     directory = tmp_path_factory.mktemp("walltime")
-    short = (
-        'role = "rollout"\npartition = "short"\ngres = "gpu:1"\ncpus = 2\nwalltime = "2min"\ndrain = "25s"\n'
-    )
+    short = 'role = "rollout"\npartition = "short"\ngres = "gpu:1"\ncpus = 2\nwalltime = "2min"\ndrain = "25s"\n'
     with ExitStack() as stack:
         lab = stack.enter_context(running_lab())
         write_cluster_file(directory, short=short + 'start-timeout = "30s"\n', cpu="")

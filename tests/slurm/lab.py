@@ -140,9 +140,7 @@ GresTypes=gpu
 def gres_conf(root: Path) -> str:
     """Return the text of gres.conf: every GPU is a device that nobody opens."""
     return "".join(
-        f"NodeName={node.name} Name=gpu File={root}/devices/gpu[0-{node.gpus - 1}]\n"
-        for node in NODES
-        if node.gpus
+        f"NodeName={node.name} Name=gpu File={root}/devices/gpu[0-{node.gpus - 1}]\n" for node in NODES if node.gpus
     )
 
 
@@ -274,9 +272,7 @@ class Lab:
             (self.root / name).mkdir(exist_ok=True)
         for number in range(max(node.gpus for node in NODES)):
             # Another /dev/null: SLURM asks for devices, and counts them by the digits of their names.
-            os.mknod(
-                self.root / "devices" / f"gpu{number}", stat.S_IFCHR | 0o666, os.stat(os.devnull).st_rdev
-            )
+            os.mknod(self.root / "devices" / f"gpu{number}", stat.S_IFCHR | 0o666, os.stat(os.devnull).st_rdev)
         *ports, accounts_port = free_ports(2 + len(NODES))
         storage = accounting_conf(self.root, accounts_port) if self.accounting else NO_ACCOUNTING
         self.conf.write_text(slurm_conf(self.root, socket.gethostname().split(".")[0], ports, storage))

@@ -39,9 +39,7 @@ def test_groups_are_steps_of_the_allocation_around_the_driver(
     script = f"#!/bin/bash\ncd {tmp_path}\nexec {command}\n"
     resources = ("-p", "gpu", "-N1", "-c6", "--gres=gpu:2", "-t10", f"--output={tmp_path}/said.txt")
     job = slurm.submit(*resources, script=script)
-    wait_for(
-        lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), 120, "the rollout does not end"
-    )
+    wait_for(lambda: slurm.state(job) not in ("PENDING", "RUNNING", "COMPLETING"), 120, "the rollout does not end")
     said = (tmp_path / "said.txt").read_text()
     assert slurm.state(job) == "COMPLETED", said
     assert json.loads(said.splitlines()[-1])["completed"] == 8

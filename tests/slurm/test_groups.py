@@ -122,9 +122,7 @@ def test_a_node_that_goes_down_costs_no_trajectory(slurm: Lab, tmp_path: Path, m
                 await until(lambda: any(line.startswith("gpu-0 is gone: ") for line in told))
                 await rolling
             finally:
-                slurm.run(
-                    "scontrol", "update", f"nodename={node}", "state=resume", check=False
-                )  # unless it is up
+                slurm.run("scontrol", "update", f"nodename={node}", "state=resume", check=False)  # unless it is up
 
     run(body())
     (gone,) = [line for line in told if line.startswith("gpu-0 is gone: ")]
@@ -155,9 +153,7 @@ def test_a_limit_of_the_site_is_the_present_maximum_and_delays_no_replacement(
     run(body())
     said = [line for line in told if "QOSMaxSubmitJobPerUserLimit" in line]
     assert len(said) == 1 and len(said[0]) < 120, said
-    assert said[0].startswith(
-        "gpu: SLURM takes 2 jobs at present (QOSMaxSubmitJobPerUserLimit); one more is tried in "
-    )
+    assert said[0].startswith("gpu: SLURM takes 2 jobs at present (QOSMaxSubmitJobPerUserLimit); one more is tried in ")
     assert not any("failure 2 in a row" in line for line in told), told
 
 

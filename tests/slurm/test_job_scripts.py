@@ -44,9 +44,7 @@ sleep 300 & wait
 
 
 def script_of(group: WorkerGroup, **fields: object) -> str:
-    return job_script(
-        ClusterPlan(groups={group.name: group}, **fields), group, f"{group.name}-0", ADDRESS, None
-    )
+    return job_script(ClusterPlan(groups={group.name: group}, **fields), group, f"{group.name}-0", ADDRESS, None)
 
 
 def wait_for_lines(path: Path, number: int) -> list[str]:
@@ -86,9 +84,7 @@ def test_slurm_accepts_the_scripts_and_its_refusals_are_passed_on(slurm: Lab, tm
 
 def test_the_signal_before_the_end_reaches_the_launcher(slurm: Lab, tmp_path: Path, launcher: Path):
     """A walltime of one minute and a drain of 58 s: SLURM warns at once, and the launcher itself gets it."""
-    group = dataclasses.replace(
-        CPU, partition="cpu", walltime_s=60.0, drain_s=58.0, env={"TOLD_IN": str(tmp_path)}
-    )
+    group = dataclasses.replace(CPU, partition="cpu", walltime_s=60.0, drain_s=58.0, env={"TOLD_IN": str(tmp_path)})
     script = script_of(group, python=str(launcher), logs=tmp_path, scratch=str(tmp_path / "scratch"))
     told = tmp_path / submitted(slurm, script)
     first, second = wait_for_lines(told, 2)
@@ -145,8 +141,6 @@ def test_a_rollout_that_slurm_refuses_starts_and_writes_nothing(slurm: Lab, tmp_
     told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert told.returncode == 2 and told.stdout == ""
     last = told.stderr.splitlines()[-1]
-    assert (
-        last.startswith("heddle: group gpu: SLURM refuses its jobs: ") and "Invalid generic resource" in last
-    )
+    assert last.startswith("heddle: group gpu: SLURM refuses its jobs: ") and "Invalid generic resource" in last
     assert [path.name for path in tmp_path.iterdir()] == ["c.toml"]
     assert slurm.jobs() == {}

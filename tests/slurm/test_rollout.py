@@ -56,9 +56,7 @@ def test_the_documented_check_asks_slurm_and_submits_nothing(slurm: Lab, tmp_pat
     command = f"{shlex.quote(sys.executable)} -c 'from heddle_dask.cli.main import main; main()'"
     script = f'set -e\nheddle() {{ {command} "$@"; }}\n{CHECK}'
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "#SBATCH --partition=gpu" in done.stdout and "#SBATCH --partition=cpu" in done.stdout
     assert not any(name.startswith(("gpu-", "cpu-")) for name in slurm.jobs())
@@ -67,9 +65,7 @@ def test_the_documented_check_asks_slurm_and_submits_nothing(slurm: Lab, tmp_pat
 def test_doctor_says_what_the_site_allows_and_what_is_not_there(slurm: Lab, tmp_path: Path) -> None:
     path = write_cluster_file(tmp_path, gpu='maximum = 4\nqos = "two"', cpu="")
     path.write_text(
-        f'python = "/nowhere/bin/python"\n{path.read_text()}'.replace(
-            'partition = "cpu"', 'partition = "down"'
-        )
+        f'python = "/nowhere/bin/python"\n{path.read_text()}'.replace('partition = "cpu"', 'partition = "down"')
     )
     command = [
         sys.executable,
@@ -112,13 +108,11 @@ def test_the_documented_chain_of_jobs_goes_on_where_a_link_has_ended(
 
 def test_the_documented_cluster_of_dask_jobqueue_runs(slurm: Lab, tmp_path: Path, model_dir: str) -> None:
     """Its workers are there before the scheduler has our plugin."""
-    program = JOBQUEUE.replace("/project/models/Qwen3-8B", model_dir).replace(
-        '"math"', '"math", engines="emulated"'
-    )
+    program = JOBQUEUE.replace("/project/models/Qwen3-8B", model_dir).replace('"math"', '"math", engines="emulated"')
     program = program.replace('"cores": 8', '"cores": 2, "interface": "lo"').replace("32GB", "200MB")
-    program = program.replace(
-        "    Rollout(", "    client.wait_for_workers(2)\n    print(Rollout(", 1
-    ).replace(".run(64)", ".run(8).counts)")
+    program = program.replace("    Rollout(", "    client.wait_for_workers(2)\n    print(Rollout(", 1).replace(
+        ".run(64)", ".run(8).counts)"
+    )
     (tmp_path / "program.py").write_text(program)
     environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     done = subprocess.run(

@@ -96,9 +96,7 @@ def test_simulate_finds_a_strategy_of_the_working_directory(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if path != str(tmp_path)])
-    options = (
-        "--workload search --cluster hopper8 --tp 4 --trajectories 16 --seeds 1 --cold --strategy heddle"
-    )
+    options = "--workload search --cluster hopper8 --tp 4 --trajectories 16 --seeds 1 --cold --strategy heddle"
     ended = CliRunner().invoke(
         heddle,
         ["simulate", *options.split(), "--set", f"scheduling={module}:Shortest"],
@@ -118,9 +116,7 @@ def test_a_journal_does_not_import_a_strategy_by_itself(module: str, tmp_path: P
     }
     with Journal.create(journal_path(run)) as journal:
         journal.append("session", facts)
-    with pytest.raises(
-        BadInput, match=r"names the strategy my_strategies:Shortest: give --import-strategies"
-    ):
+    with pytest.raises(BadInput, match=r"names the strategy my_strategies:Shortest: give --import-strategies"):
         recorded_sessions(run)
     assert module not in sys.modules
     (session,) = recorded_sessions(run, import_strategies=True)

@@ -178,9 +178,7 @@ def test_hash_weight_is_fixed_for_all_times() -> None:
 
 @settings(deadline=None)
 @given(st.integers(2, 6), st.integers(0, 5), st.integers(0, 1000))
-def test_rendezvous_hashing_moves_only_the_trajectories_of_the_lost_engine(
-    count: int, lost: int, offset: int
-) -> None:
+def test_rendezvous_hashing_moves_only_the_trajectories_of_the_lost_engine(count: int, lost: int, offset: int) -> None:
     all_engines = engines(*(f"E{number}" for number in range(count)))
     left = [engine for engine in all_engines if engine.engine_id != f"E{lost % count}"]
     for number in range(offset, offset + 20):

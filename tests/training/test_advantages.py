@@ -36,9 +36,7 @@ def not_finite(one):
 def test_group_relative_against_plain_sums(rewards):
     mean = sum(rewards) / len(rewards)
     std = (sum((r - mean) ** 2 for r in rewards) / (len(rewards) - 1)) ** 0.5
-    np.testing.assert_allclose(
-        advantage_function("mean")(group(rewards)), [r - mean for r in rewards], atol=1e-9
-    )
+    np.testing.assert_allclose(advantage_function("mean")(group(rewards)), [r - mean for r in rewards], atol=1e-9)
     expected = [(r - mean) / (std + STD_FLOOR) for r in rewards]
     np.testing.assert_allclose(advantage_function("mean-std")(group(rewards)), expected, rtol=1e-6, atol=1e-6)
 

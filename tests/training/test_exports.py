@@ -83,9 +83,7 @@ def test_prime_rl_decodes_its_micro_batches(tmp_path):
     assert fork["inference_logprobs"] == [0.0] * 5 + [-1.5, -2.5]
     assert fork["temperatures"] == [1.0] * 5 + [0.5] * 2
     assert second["advantages"] == [0.0] * 3 + [-0.5] * 2 + [0.0] * 2 + [-0.5] * 2
-    assert second["position_ids"] == list(range(9)) and second["seq_lens"] == second["sequence_lengths"] == [
-        9
-    ]
+    assert second["position_ids"] == list(range(9)) and second["seq_lens"] == second["sequence_lengths"] == [9]
     assert idle["input_ids"] == first["input_ids"] and not any(idle["loss_mask"])
     with pytest.raises(BadInput, match="step_2 exists"):
         write_prime_rl_step(rows(), tmp_path, step=3)

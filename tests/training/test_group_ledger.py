@@ -166,9 +166,7 @@ ENDS: list[tuple[Status, Cause]] = [
 )
 def test_no_token_is_lost_or_counted_twice(plan: GroupPlan, seed: int) -> None:
     draw = random.Random(seed)
-    ledger = GroupLedger(
-        plan, counts=lambda group: len(group.records) > 0 and seed % 3 != len(group.group_id)
-    )
+    ledger = GroupLedger(plan, counts=lambda group: len(group.records) > 0 and seed % 3 != len(group.group_id))
     ledger.open_batches(draw.randint(1, 3))
     running: dict[str, str] = {}
     order: dict[str, list[str]] = {}

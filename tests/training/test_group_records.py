@@ -45,9 +45,7 @@ def test_a_token_that_branches_share_is_trained_once():
     fork = record.branches[0].shared()
     start = len(fork)
     fork.append_sampled([50, 51], [-1.0, -2.0], 5)
-    kept = record.branches[0].fork(
-        start
-    )  # as agents of other programs fork: with the attribution of the tokens
+    kept = record.branches[0].fork(start)  # as agents of other programs fork: with the attribution of the tokens
     kept.append_sampled([60], [-3.0], 6)
     steps = (
         *record.steps,

@@ -38,9 +38,7 @@ def test_what_is_no_training_is_never_replaced(tmp_path: Path) -> None:
 def test_a_resumed_training_asks_for_the_same_but_may_do_more_steps(tmp_path: Path) -> None:
     directory = TrainingDirectory(tmp_path / "run")
     directory.begin(ASKED, "create", "a")
-    assert directory.begin({**ASKED, "steps": 20}, "resume", "b")["lineages"] == [
-        {"lineage": "a", "number": 0}
-    ]
+    assert directory.begin({**ASKED, "steps": 20}, "resume", "b")["lineages"] == [{"lineage": "a", "number": 0}]
     with pytest.raises(BadInput, match="groups was 8, and is 4 now"):
         directory.begin({**ASKED, "groups": 4}, "resume", "b")
 
@@ -120,9 +118,7 @@ def test_without_evaluations_rewards_are_unknown() -> None:
     assert json.loads(json.dumps(result))["steps"] == 0
 
 
-def _row(
-    step: int, ages: dict[str, int], waste: dict[str, int], difference: float, tokens: int
-) -> dict[str, object]:
+def _row(step: int, ages: dict[str, int], waste: dict[str, int], difference: float, tokens: int) -> dict[str, object]:
     seconds = StepSeconds(rollout=1.0, train=2.0).rounded()
     trainer = {"logprob_difference_mean": difference, "tokens": tokens}
     return {

@@ -351,9 +351,7 @@ class Model:
         assert self.buffer.accepted_trajectories == before.accepted_trajectories
 
     def check(self) -> None:
-        assert {g.group_id for g in self.buffer.waiting} == {
-            g.group_id for g in self.waiting()
-        }  # nothing is lost
+        assert {g.group_id for g in self.buffer.waiting} == {g.group_id for g in self.waiting()}  # nothing is lost
         expected = [(s, self.given[s]) for s in sorted(self.given) if s > self.trained]
         assert [(b.step, b.group_ids) for b in self.buffer.open_batches] == expected  # unchanged
         in_use = [name for name, why in self.left.items() if why.startswith("batch")]
@@ -363,9 +361,7 @@ class Model:
 
 moves = st.one_of(
     st.tuples(st.just("start"), st.integers(0, 2)),
-    st.tuples(
-        st.just("arrive"), st.integers(0, 9), st.sampled_from([(0.0, 1.0), (1.0, 1.0), (0.5, 0.0, 1.0)])
-    ),
+    st.tuples(st.just("arrive"), st.integers(0, 9), st.sampled_from([(0.0, 1.0), (1.0, 1.0), (0.5, 0.0, 1.0)])),
     st.tuples(st.just("draw")),
     st.tuples(st.just("train")),
     st.tuples(st.just("crash")),

@@ -75,9 +75,7 @@ def test_weights_are_published_when_the_step_has_changed_and_before_the_rollout(
     version = 0
 
     def roll_out(task_ids, samples):
-        return [
-            attempt(task_id, index, versions=(version,)) for task_id in task_ids for index in range(samples)
-        ]
+        return [attempt(task_id, index, versions=(version,)) for task_id in task_ids for index in range(samples)]
 
     rollouts = TrlRollouts(roll_out, published)
     rollouts(["a", "a"], trainer(0))

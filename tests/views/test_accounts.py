@@ -24,9 +24,7 @@ from heddle_dask.views.accounts import (
 )
 
 
-def _outline(
-    steps: Any = (), actions: Any = (), start_s: float = 0.0, stop_s: float = 10.0
-) -> TrajectoryOutline:
+def _outline(steps: Any = (), actions: Any = (), start_s: float = 0.0, stop_s: float = 10.0) -> TrajectoryOutline:
     return TrajectoryOutline(
         "t",
         "g",

@@ -79,10 +79,7 @@ def test_the_sample_of_lengths_is_uniform_and_repeats() -> None:
 
 
 def test_causes_are_bounded_and_without_numbers() -> None:
-    assert (
-        cause_in_words("engine rollout-3-deadbeef01 died 4 times\nand more")
-        == "engine rollout-#-# died # times"
-    )
+    assert cause_in_words("engine rollout-3-deadbeef01 died 4 times\nand more") == "engine rollout-#-# died # times"
     assert cause_in_words("  ") == "unknown" and len(cause_in_words("x" * 500)) == 120
     tally = FailureTally()
     for number in range(MOST_CAUSES + 50):
@@ -124,17 +121,13 @@ def test_a_lane_tells_what_its_trajectory_did() -> None:
     assert (lane.phase, lane.status, lane.steps, lane.generated_tokens) == ("ended", "completed", 1, 30)
     assert lane.seconds == (0.5, 1.0, 1.0, 4.0, 0.5, 0.0, 1.5, 0.0, 0.0, 0.0)
     assert history.lengths.pairs() == (LengthPair(40.0, 90.0, 35.0, 30),)
-    assert [(row.boundary, row.cause) for row in history.failures.rows()] == [
-        ("action", "reward judge failed")
-    ]
+    assert [(row.boundary, row.cause) for row in history.failures.rows()] == [("action", "reward judge failed")]
     assert trajectory_of(history.ended_lanes[0], 9.5, 2).segments_omitted == 5
 
 
 def test_the_longest_are_those_with_most_work_generated_and_predicted() -> None:
     history = RunHistory()
-    for number, (predicted, admitted) in enumerate(
-        [(10.0, True), (500.0, True), (None, True), (900.0, False)]
-    ):
+    for number, (predicted, admitted) in enumerate([(10.0, True), (500.0, True), (None, True), (900.0, False)]):
         name = TrajectoryId(f"t{number}")
         commands = [cmd.AdmitTrajectory(name)] if admitted else []
         history.take(ev.TrajectorySubmitted(float(number), TrajectorySpec(name, GroupId("g"))), commands)

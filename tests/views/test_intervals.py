@@ -21,8 +21,7 @@ def test_means_are_those_of_the_overlaps(spans: list[tuple[float, float, float]]
         intervals.add(start, start + length, weight)
     edges = edges_of(100.0, cells)
     expected = [
-        sum(max(0.0, min(start + length, hi) - max(start, lo)) * weight for start, length, weight in spans)
-        / (hi - lo)
+        sum(max(0.0, min(start + length, hi) - max(start, lo)) * weight for start, length, weight in spans) / (hi - lo)
         for lo, hi in itertools.pairwise(edges)
     ]
     assert intervals.means(edges).tolist() == pytest.approx(expected, abs=1e-6)

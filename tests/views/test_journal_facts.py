@@ -157,11 +157,7 @@ def test_moves_of_recorded_sessions_are_those_that_the_controller_counts(journal
     ended = [move for move in facts.moves if move.ok is not None]
     assert len(facts.moves) == sum(each.started for each in totals.values())
     assert sum(not move.ok for move in ended) == sum(each.failed for each in totals.values())
-    assert sum(move.exposed_s for move in ended) == pytest.approx(
-        sum(each.exposed_s for each in totals.values())
-    )
-    assert sum(map(len, facts.predictions.values())) == sum(
-        event[0] == "PredictionMade" for event, _ in lines
-    )
+    assert sum(move.exposed_s for move in ended) == pytest.approx(sum(each.exposed_s for each in totals.values()))
+    assert sum(map(len, facts.predictions.values())) == sum(event[0] == "PredictionMade" for event, _ in lines)
     admitted = [each for each in facts.trajectories.values() if not math.isnan(each.admitted_s)]
     assert len(admitted) > 10 and all(each.admission_s >= 0 for each in admitted)

@@ -120,9 +120,7 @@ def test_slices_of_trajectories_sum_to_the_phases_of_the_report() -> None:
 def test_engines_have_lanes_counters_and_flows() -> None:
     records = [timed_trajectory(number) for number in range(6)]
     parsed, _ = _traced(records)
-    lanes = [
-        (track, start, stop) for track, start, stop, _, _ in parsed.slices if "/slot " in parsed.path(track)
-    ]
+    lanes = [(track, start, stop) for track, start, stop, _, _ in parsed.slices if "/slot " in parsed.path(track)]
     assert {stop - start for _, start, stop in lanes} == {1_500_000_000}
     assert len(lanes) == 18 and {parsed.path(track).split("/")[1] for track, *_ in lanes} == {
         "engine-0",
@@ -150,11 +148,7 @@ def test_engines_have_lanes_counters_and_flows() -> None:
 def test_actions_and_names_of_any_kind() -> None:
     parsed, _ = _traced([hostile_trajectory()])
     actions = [piece for piece in parsed.slices if parsed.path(piece[0]).startswith("Actions/")]
-    assert (
-        len(actions) == 3
-        and actions[0][4]["cpus"] == 2
-        and actions[0][3] == hostile_trajectory().actions[0].label
-    )
+    assert len(actions) == 3 and actions[0][4]["cpus"] == 2 and actions[0][3] == hostile_trajectory().actions[0].label
 
 
 def test_trajectories_of_unknown_sessions_are_left_out() -> None:

@@ -23,15 +23,11 @@ def _outline(steps: Any = (), actions: Any = (), stop_s: float = 100.0) -> Traje
 
 def _step(at_s: float, queue: float, prefill: float, decode: float, **more: Any) -> StepRecord:
     times = {"submitted_s": at_s, "finished_s": at_s + queue + prefill + decode}
-    step = replace(
-        make_step(0, 0, 0, 4120), preemptions=0, queue_s=queue, prefill_s=prefill, decode_s=decode, **times
-    )
+    step = replace(make_step(0, 0, 0, 4120), preemptions=0, queue_s=queue, prefill_s=prefill, decode_s=decode, **times)
     return replace(step, **more)
 
 
-def _tool(
-    at_s: float, run_s: float, queue_s: float = 0.0, kind: str = "tool", label: str = "search"
-) -> ActionRecord:
+def _tool(at_s: float, run_s: float, queue_s: float = 0.0, kind: str = "tool", label: str = "search") -> ActionRecord:
     return ActionRecord(0, 0, kind, label, 1, "ok", at_s, at_s + queue_s + run_s, queue_s, run_s)
 
 
@@ -44,17 +40,12 @@ def _why(
 def test_the_longest_decode() -> None:
     outline = _outline([_step(0, 0, 0, 100)])
     assert _why(outline) == "decode: 4,120 tokens, 100 s, 100% of its time"
-    assert _why(outline, typical=replace(NOTHING, most_tokens=4120)).startswith(
-        "longest decode: 4,120 tokens"
-    )
+    assert _why(outline, typical=replace(NOTHING, most_tokens=4120)).startswith("longest decode: 4,120 tokens")
 
 
 def test_admission() -> None:
     facts = ControlFacts(0.0, 31.0)
-    assert (
-        _why(_outline([_step(0, 0, 0, 10)], stop_s=10.0), facts)
-        == "waited 31 s for admission, 76% of its time"
-    )
+    assert _why(_outline([_step(0, 0, 0, 10)], stop_s=10.0), facts) == "waited 31 s for admission, 76% of its time"
 
 
 def test_what_everybody_waits_for_is_no_reason() -> None:
@@ -126,11 +117,7 @@ def test_the_first_step_of_a_branch_recomputes_only_where_its_context_is_old() -
 def test_medians() -> None:
     rows = [{Phase.TOOL: 1_000_000_000 * seconds} for seconds in (1, 5, 9)]
     typical = Typical.of(rows, [3, 7])
-    assert (
-        typical.seconds[Phase.TOOL] == 5.0
-        and typical.seconds[Phase.DECODE] == 0.0
-        and typical.most_tokens == 7
-    )
+    assert typical.seconds[Phase.TOOL] == 5.0 and typical.seconds[Phase.DECODE] == 0.0 and typical.most_tokens == 7
     assert Typical.of(rows[:2], []).seconds[Phase.TOOL] == 0.0
 
 

@@ -58,8 +58,7 @@ def test_the_report_works_in_a_browser(tmp_path: Path) -> None:
         assert page.inner_text("#rows-count") == "51 to 60 of 60" and rows.count() == 10
         page.fill("#rows-search", "t59")
         assert (
-            page.inner_text("#rows-count") == "1 to 1 of 1"
-            and rows.nth(0).locator("td").nth(0).inner_text() == "t59"
+            page.inner_text("#rows-count") == "1 to 1 of 1" and rows.nth(0).locator("td").nth(0).inner_text() == "t59"
         )
         with page.expect_download() as downloaded:
             page.locator("figure:has(svg) .save").nth(1).click()

@@ -82,13 +82,9 @@ def agree(history: RunHistory, controller: Controller) -> None:
     hosts = {h.host_id: (h.cpus, h.free_cpus, h.running) for h in taken.hosts}
     assert hosts == {h.host_id: (h.cpus, h.free_cpus, len(h.running)) for h in history.actions.hosts.values()}
     assert sum(pool.waiting for pool in pools_of(history)) == taken.actions_waiting
-    moves = {
-        m.kind: (m.started, m.failed, m.tokens, m.seconds, m.exposed, m.exposed_s) for m in moves_of(history)
-    }
+    moves = {m.kind: (m.started, m.failed, m.tokens, m.seconds, m.exposed, m.exposed_s) for m in moves_of(history)}
     assert moves == {
-        kind: tuple(
-            totals[name] for name in ("started", "failed", "tokens", "seconds", "exposed", "exposed_s")
-        )
+        kind: tuple(totals[name] for name in ("started", "failed", "tokens", "seconds", "exposed", "exposed_s"))
         for kind, totals in taken.moves.items()
     }
 

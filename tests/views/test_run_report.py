@@ -46,8 +46,7 @@ def test_totals_of_known_records() -> None:
     assert (totals["tool_queue_s"], totals["tool_s"], totals["driver_s"]) == (3.0, 9.0, 2.0)
     assert totals["admission_unknown"] == totals["waits_unknown"] == 0 and not unknown_notes(figures)
     assert (
-        sum(value for name, value in totals.items() if name.endswith("_s") and name != "total_s")
-        == totals["total_s"]
+        sum(value for name, value in totals.items() if name.endswith("_s") and name != "total_s") == totals["total_s"]
     )
 
 
@@ -69,11 +68,7 @@ def test_the_journal_is_gone() -> None:
     figures = _figures([timed_trajectory(number) for number in range(4)], sessions=[])
     notes = unknown_notes(figures)
     assert figures.totals_ns[Phase.ADMISSION] == figures.totals_ns[Phase.MIGRATION] == 0
-    assert (
-        len(notes) == 2
-        and "admission is unknown for 4 of 4" in notes[0]
-        and "Moves and lost attempts" in notes[1]
-    )
+    assert len(notes) == 2 and "admission is unknown for 4 of 4" in notes[0] and "Moves and lost attempts" in notes[1]
     page = run_report(figures, ABOUT)
     assert "journal is gone" in page and "Timeline of trajectories" in page and "<path" in page
 
@@ -101,9 +96,7 @@ def test_sessions_have_clocks_of_their_own() -> None:
 
 def test_a_trajectory_that_a_later_session_ran_again_is_of_that_session() -> None:
     record = timed_trajectory(0)
-    figures = _figures(
-        [record], [session_of([record], waited_s=40.0), session_of([record], waited_s=2.0)], False
-    )
+    figures = _figures([record], [session_of([record], waited_s=40.0), session_of([record], waited_s=2.0)], False)
     assert figures.rows[0].session == 1 and figures.totals_ns[Phase.ADMISSION] == 2_000_000_000
 
 

@@ -40,7 +40,5 @@ def test_the_last_tick_has_room_for_its_number() -> None:
 def test_bars_end_at_the_line_that_marks_the_most() -> None:
     chart = bar_chart([("best", 1.0, "100 %"), ("half", 0.5, "50 %")], most=1.0)
     line = float(re.findall(r'<line x1="([0-9.]+)"', chart)[0])
-    ends = [
-        float(x) + float(w) for x, w in re.findall(r'<rect x="([0-9.]+)" y="\d+" width="([0-9.]+)"', chart)
-    ]
+    ends = [float(x) + float(w) for x, w in re.findall(r'<rect x="([0-9.]+)" y="\d+" width="([0-9.]+)"', chart)]
     assert ends[0] == line and ends[1] < line

@@ -61,9 +61,7 @@ def test_an_adapter_is_added_to_its_base(dtype: str) -> None:
     found = list(merged(base, {one.name: one for one in parts}, AdapterFacts(2, 0.5, "")))
     assert [one.name for one in found] == [one.name for one in base]
     rounded = to_float32(base[0])
-    assert to_float32(found[0]) == pytest.approx(
-        to_float32(from_float32("x", dtype, rounded + 0.5 * (up @ down)))
-    )
+    assert to_float32(found[0]) == pytest.approx(to_float32(from_float32("x", dtype, rounded + 0.5 * (up @ down))))
     assert found[1] is base[1] and found[0].dtype == dtype
 
 

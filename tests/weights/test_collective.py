@@ -57,9 +57,7 @@ def test_manifests_lie_in_the_training_unless_the_uri_says_where(tmp_path: Path)
     assert store_uri("collective://h:1/there", tmp_path / "weights") == "collective://h:1/there"
 
 
-def test_a_broadcast_has_the_manifest_of_a_directory_which_may_take_over(
-    tmp_path: Path, model_dir: str
-) -> None:
+def test_a_broadcast_has_the_manifest_of_a_directory_which_may_take_over(tmp_path: Path, model_dir: str) -> None:
     place = str(tmp_path / "weights")
     broadcast, directory = WeightStore(f"collective://h:1{place}"), WeightStore(place)
     facts = model_facts(model_dir)
@@ -71,8 +69,6 @@ def test_a_broadcast_has_the_manifest_of_a_directory_which_may_take_over(
     directory.write(ONE, tensors_of(model_dir), facts)
     assert directory.newest("a") == manifest is not None
     assert {file.name for file in tmp_path.rglob("*.safetensors")} == {b.file for b in manifest.buckets}
-    assert broadcast.write_manifest(ONE, tensors_of(model_dir), facts) == uri, (
-        "the same again changes nothing"
-    )
+    assert broadcast.write_manifest(ONE, tensors_of(model_dir), facts) == uri, "the same again changes nothing"
     with pytest.raises(BadInput, match="the trainer of `heddle train` broadcasts them"):
         broadcast.write(ONE, tensors_of(model_dir), facts)

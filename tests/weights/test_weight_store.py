@@ -82,9 +82,7 @@ class Crash(BaseException):
     """The writer is killed."""
 
 
-def crashing(
-    store: WeightStore, after: int, torn: bool, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[], int]:
+def crashing(store: WeightStore, after: int, torn: bool, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """Let the store's file system die after that many changes, in the middle of the next one if it is torn."""
     files = store._files
     done = 0
@@ -283,9 +281,7 @@ def test_raw_tensors_are_checked() -> None:
 
 def test_files_are_read_by_safetensors_and_ours(tmp_path: Path, model_dir: str) -> None:
     store = WeightStore(str(tmp_path / "store"))
-    uri = store.write(
-        PolicyVersion("run", 1), tensors_of(model_dir), model_facts(model_dir), bucket_bytes=1_000_000
-    )
+    uri = store.write(PolicyVersion("run", 1), tensors_of(model_dir), model_facts(model_dir), bucket_bytes=1_000_000)
     buckets = sorted(Path(uri).parent.glob("*.safetensors"))
     assert len(buckets) == 4
     read = {name: array for bucket in buckets for name, array in load_file(bucket).items()}
@@ -313,9 +309,7 @@ def test_the_digests_of_a_model_ignore_its_files_and_formats(tmp_path: Path, mod
     assert model_facts(other) == model_facts(model_dir)
     assert set(model_tensors(other)) == set(model_tensors(model_dir))
     config = (same / "config.json").read_text()
-    (same / "config.json").write_text(
-        config.replace('"transformers_version": "5', '"transformers_version": "6')
-    )
+    (same / "config.json").write_text(config.replace('"transformers_version": "5', '"transformers_version": "6'))
     assert model_facts(same) == model_facts(model_dir)
     (same / "config.json").write_text(config.replace('"hidden_size": 128', '"hidden_size": 129'))
     assert model_facts(same).config_digest != model_facts(model_dir).config_digest

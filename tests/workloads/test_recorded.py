@@ -28,9 +28,7 @@ def test_the_names_are_those_of_the_files_and_of_their_readme() -> None:
     directory = trace_file(RECORDED[0]).parent
     assert {f"{name}.jsonl.gz" for name in RECORDED} == {path.name for path in directory.glob("*.gz")}
     readme = (directory / "README.md").read_text(encoding="utf-8")
-    assert (
-        tuple(re.findall(r"^\| `(\w+)` \| [\d,]+ \|.*\| (?:MIT|Apache-2\.0) \|$", readme, re.M)) == RECORDED
-    )
+    assert tuple(re.findall(r"^\| `(\w+)` \| [\d,]+ \|.*\| (?:MIT|Apache-2\.0) \|$", readme, re.M)) == RECORDED
 
 
 def test_a_name_is_the_recorded_trace_whatever_the_directory_holds(

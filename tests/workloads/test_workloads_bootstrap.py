@@ -74,9 +74,7 @@ def test_whole_groups_come_and_every_one_has_fresh_ids(small: Path) -> None:
 
 def test_steps_are_the_recorded_ones(small: Path) -> None:
     recorded = {one.trajectory_id: one for one in read_traces(small)}
-    for one in bootstrap(
-        small, trajectories=40, seed=1, token_scale=2.0, tool_scale=3.0, max_context_tokens=1000
-    ):
+    for one in bootstrap(small, trajectories=40, seed=1, token_scale=2.0, tool_scale=3.0, max_context_tokens=1000):
         source = recorded[one.trajectory_id.split("~")[0]]
         assert one.steps == (
             PlannedStep(2 * source.steps[0].generated_tokens, 14, "test", 1.5),  # type: ignore[operator]
@@ -137,20 +135,14 @@ def test_bad_files_and_counts(tmp_path: Path, small: Path) -> None:
         return str(error.value)
 
     assert "0 trajectories asked, give 1 or more" in message(small, trajectories=0)
-    assert "a prompt of 11 tokens fills a context of 11; use a smaller token_scale" in message(
-        small, context=11
-    )
+    assert "a prompt of 11 tokens fills a context of 11; use a smaller token_scale" in message(small, context=11)
     assert "id 'a0' comes twice" in message(written(tmp_path, trace("a0", "a"), trace("a0", "b")))
-    assert "no trajectory with known token counts" in message(
-        written(tmp_path, trace("a0", "a", observed=None))
-    )
+    assert "no trajectory with known token counts" in message(written(tmp_path, trace("a0", "a", observed=None)))
     assert "no trajectory with known token counts" in message(written(tmp_path))
     assert "No such file" in message(tmp_path / "missing.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("name", "domain"), [("x/a.b.jsonl.gz", "a.b"), ("a.jsonl", "a"), ("a.gz", "a"), ("a", "a")]
-)
+@pytest.mark.parametrize(("name", "domain"), [("x/a.b.jsonl.gz", "a.b"), ("a.jsonl", "a"), ("a.gz", "a"), ("a", "a")])
 def test_the_domain_is_the_file_name_without_endings(name: str, domain: str) -> None:
     assert file_domain(name) == domain
 
@@ -158,9 +150,7 @@ def test_the_domain_is_the_file_name_without_endings(name: str, domain: str) -> 
 @pytest.mark.parametrize("name", RECORDED)
 def test_real_traces_give_any_number(name: str) -> None:
     plans = {
-        one.trajectory_id: planned_trace(one, domain="d", **FIT)
-        for one in read_traces(name)
-        if is_replayable(one)
+        one.trajectory_id: planned_trace(one, domain="d", **FIT) for one in read_traces(name) if is_replayable(one)
     }
     planned = bootstrap(name, trajectories=20_000, seed=0, **FIT)
     assert len(planned) == 20_000 == len({one.trajectory_id for one in planned})

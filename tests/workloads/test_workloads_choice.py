@@ -108,9 +108,9 @@ def test_statistics_of_a_few() -> None:
     assert found.max_over_mean == pytest.approx(4 / 3)
     assert found.prefilled_per_generated == pytest.approx(39 / 90)
     # 40 and 30 tokens with one and two tools of 2 s, 20 without.
-    assert statistics(
-        [trajectory("g", 0, 10, 30), trajectory("g", 1, 20)], token_s=1.0
-    ).slowest_over_median == (pytest.approx(42 / 31))
+    assert statistics([trajectory("g", 0, 10, 30), trajectory("g", 1, 20)], token_s=1.0).slowest_over_median == (
+        pytest.approx(42 / 31)
+    )
     assert found.between_share is None, "only one group has two"
 
 

@@ -132,9 +132,7 @@ def test_search_is_short_has_many_steps_and_much_to_prefill(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_two_thirds_of_the_spread_are_within_groups(
-    name: str, large: dict[str, list[PlannedTrajectory]]
-) -> None:
+def test_two_thirds_of_the_spread_are_within_groups(name: str, large: dict[str, list[PlannedTrajectory]]) -> None:
     share = statistics(large[name]).between_share
     assert share is not None
     assert 0.25 < share < 0.40
@@ -250,9 +248,7 @@ def test_the_docs_show_the_measured_statistics(large: dict[str, list[PlannedTraj
         ):
             shown = [float(cell.replace(",", "")) for cell in rows[part]]
             # Another numpy may draw others; the largest of all is the least stable.
-            assert shown[:4] == pytest.approx(list(dataclasses.astuple(getattr(found, part)))[:4], rel=0.1), (
-                part
-            )
+            assert shown[:4] == pytest.approx(list(dataclasses.astuple(getattr(found, part)))[:4], rel=0.1), part
 
 
 def _rows(markdown: str) -> list[list[str]]:

@@ -41,9 +41,7 @@ def shortest_s(action: PlannedAction) -> float:
 def planned(name: str, *actions: PlannedAction, rewards: Sequence[PlannedAction] = ()) -> PlannedTrajectory:
     """A trajectory with a step before each action, and a last one."""
     steps = [PlannedStep(10, 5, one.label, shortest_s(one), one) for one in actions]
-    return PlannedTrajectory(
-        name, name, 0, "test", 20, (*steps, PlannedStep(10, 0, None, 0.0)), rewards=tuple(rewards)
-    )
+    return PlannedTrajectory(name, name, 0, "test", 20, (*steps, PlannedStep(10, 0, None, 0.0)), rewards=tuple(rewards))
 
 
 class ActionRun:

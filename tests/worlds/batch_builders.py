@@ -34,10 +34,7 @@ def synthetic_works(count: int, seed: int) -> list[Work]:
 
 def capped_works(count: int, seed: int) -> list[Work]:
     """As `synthetic_works`, no trajectory longer than 40,000 tokens."""
-    return [
-        replace(work, decode_tokens=min(work.decode_tokens, MOST_TOKENS))
-        for work in synthetic_works(count, seed)
-    ]
+    return [replace(work, decode_tokens=min(work.decode_tokens, MOST_TOKENS)) for work in synthetic_works(count, seed)]
 
 
 def engines_of(profile: str) -> dict[int, WorkEngine]:

@@ -56,9 +56,7 @@ class Seen:
         page.on("websocket", lambda socket: self.hosts.add(urlsplit(socket.url).hostname or ""))
         page.on(
             "response",
-            lambda response: (
-                response.status >= 400 and self.errors.append(f"{response.status}: {response.url}")
-            ),
+            lambda response: response.status >= 400 and self.errors.append(f"{response.status}: {response.url}"),
         )
 
     def _console(self, message: ConsoleMessage) -> None:

@@ -119,9 +119,7 @@ BY_NAME = {
     **dict.fromkeys(("--env",), ENVS),
     **dict.fromkeys(("--model",), MODELS),
     **dict.fromkeys(("--strategy", "--set", "--arm", "--arms", "--presets", "--retries", "--cells"), NAMES),
-    **dict.fromkeys(
-        ("--out", "--cluster", "--trace", "--table", "--html", "--live", "--overhead", "--cost"), PATHS
-    ),
+    **dict.fromkeys(("--out", "--cluster", "--trace", "--table", "--html", "--live", "--overhead", "--cost"), PATHS),
     "--engine": [
         "sglang",
         "exits:kind",
@@ -220,9 +218,7 @@ def prepare(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (directory / name).mkdir()
     (directory / "foreign" / "notes.txt").write_text("mine")
     (directory / "nostore.zarr" / "zarr.json").write_text("no json")
-    (directory / "halfstore.zarr" / "zarr.json").write_text(
-        json.dumps({"attributes": {}, "node_type": "group"})
-    )
+    (directory / "halfstore.zarr" / "zarr.json").write_text(json.dumps({"attributes": {}, "node_type": "group"}))
     (directory / "badmodel" / "tokenizer.json").write_text("{}")
     (directory / "badmodel" / "config.json").write_text("[]")
     (directory / "nomodel" / "config.json").write_text("{}")
@@ -281,9 +277,7 @@ def command_lines(count: int, seed: int, first_words: Sequence[str]) -> Iterator
         yield (*name, *arguments)
 
 
-def commands_of(
-    group: click.Group, above: tuple[str, ...] = ()
-) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+def commands_of(group: click.Group, above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     """All commands that are no groups, with their names."""
     context = click.Context(group)
     for name in group.list_commands(context):
@@ -333,9 +327,7 @@ def answer_of(arguments: tuple[str, ...]) -> Answer:
         while where is not None and where.tb_next is not None:
             where = where.tb_next
         place = "" if where is None else f"{where.tb_frame.f_code.co_filename}:{where.tb_lineno}"
-        return Answer(
-            arguments, f"traceback {type(result.exception).__name__}", f"{result.exception} at {place}"
-        )
+        return Answer(arguments, f"traceback {type(result.exception).__name__}", f"{result.exception} at {place}")
     if result.exit_code == 0 or (arguments[:1] == ("doctor",) and result.exit_code == 1):
         return Answer(arguments, "answered", "")
     if result.exit_code != 2:
@@ -347,9 +339,7 @@ def answer_of(arguments: tuple[str, ...]) -> Answer:
     return Answer(arguments, "refused", told)
 
 
-def check(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, count: int, seed: int, first_words: Sequence[str]
-) -> None:
+def check(directory: Path, monkeypatch: pytest.MonkeyPatch, count: int, seed: int, first_words: Sequence[str]) -> None:
     """Run so many command lines; each is refused in one line, or legitimate, which is rare."""
     prepare(directory, monkeypatch)
     answers = [answer_of(line) for line in command_lines(count, seed, first_words)]

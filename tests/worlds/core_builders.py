@@ -68,9 +68,7 @@ def step_of(name: str, index: int = 0, *, attempt: int = 0, context: int = 100) 
     return StepRequest(StepId(TrajectoryId(name), index, attempt), context, max_new_tokens=64)
 
 
-def action_of(
-    name: str, trajectory: str, *, cpus: tuple[int, int] = (1, 1), pool: str = "cpu"
-) -> ActionRequest:
+def action_of(name: str, trajectory: str, *, cpus: tuple[int, int] = (1, 1), pool: str = "cpu") -> ActionRequest:
     """A tool call of that trajectory."""
     demand = ResourceDemand.of(cpus=Amounts(*cpus))
     return ActionRequest(ActionId(name), TrajectoryId(trajectory), "tool", "test", demand, pool)
@@ -144,9 +142,7 @@ class Stage:
         check_integrity(self.state)
         after = self._holdings()
         changed = {name for name, held in after.items() if name in before and held != before[name]}
-        assert changed <= set(self.state.touched_since(touches)[0]), (
-            "who keeps sums over engines must hear of it"
-        )
+        assert changed <= set(self.state.touched_since(touches)[0]), "who keeps sums over engines must hear of it"
         return commands
 
     def _holdings(self) -> dict[EngineId, tuple[list[TrajectoryId], int, int]]:
@@ -176,9 +172,7 @@ class Stage:
 
     # -- one event each, with the fields that matter ---------------------------------------------------
 
-    def join(
-        self, *names: str, slots: int = 4, max_context_tokens: int = 4096, kv_tokens: int = 0
-    ) -> list[Command]:
+    def join(self, *names: str, slots: int = 4, max_context_tokens: int = 4096, kv_tokens: int = 0) -> list[Command]:
         """Engines join."""
         made = (engine_of(name, slots, max_context_tokens, kv_tokens) for name in names)
         return _all(self.feed(ev.EngineJoined, engine) for engine in made)
@@ -231,9 +225,7 @@ class Stage:
         """The engine answers; without `cached` it had all of the context that it has ever had."""
         had = self.trajectory(step.step_id.trajectory_id)
         kept = had.kept_tokens if had.kept_on == step.engine_id else 0
-        return self.feed(
-            ev.StepFinished, *identity(step), new_tokens, kept if cached is None else cached, reason
-        )
+        return self.feed(ev.StepFinished, *identity(step), new_tokens, kept if cached is None else cached, reason)
 
     def deliver(self, step: StartStep, new_tokens: int = 10, reason: str = "stop") -> list[Command]:
         """The driver has the answer before the controller has heard of it."""
@@ -269,9 +261,7 @@ class Stage:
         assert commands[0] == DropContext(move.trajectory_id, idle)
         return commands[1:]
 
-    def act(
-        self, name: str, trajectory: str, *, cpus: tuple[int, int] = (1, 1), pool: str = "cpu"
-    ) -> list[Command]:
+    def act(self, name: str, trajectory: str, *, cpus: tuple[int, int] = (1, 1), pool: str = "cpu") -> list[Command]:
         """A trajectory asks for an action."""
         return self.feed(ev.ActionRequested, action_of(name, trajectory, cpus=cpus, pool=pool))
 

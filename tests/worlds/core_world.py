@@ -162,9 +162,7 @@ class World:
             case cmd.ReleaseEngine():
                 del self.draining[command.engine_id]
                 assert not self._steps_at(command.engine_id)
-                assert all(
-                    record.home != command.engine_id for record in self.stage.state.trajectories.values()
-                )
+                assert all(record.home != command.engine_id for record in self.stage.state.trajectories.values())
                 ends = [(move.source_engine_id, move.target_engine_id) for move in self.moves.values()]
                 assert all(command.engine_id not in pair for pair in ends)
                 self.seen["drained"] += 1
@@ -248,9 +246,7 @@ class World:
     def _drop_context(self, command: cmd.DropContext) -> None:
         name = command.trajectory_id
         program = self.programs.get(name)
-        if (
-            program is not None and program.step is None
-        ):  # a step that is placed there now fetches it from its source
+        if program is not None and program.step is None:  # a step that is placed there now fetches it from its source
             assert self.stage.trajectory(name).home != command.engine_id, "its next step finds it there"
         assert name not in self.moves or self.moves[name].target_engine_id != command.engine_id
         assert command.engine_id in self.stage.state.engines
@@ -260,9 +256,7 @@ class World:
         """The moves of a lost engine need not be reported; a report is stale."""
         for name, move in list(self.moves.items()):
             if engine_id in (move.source_engine_id, move.target_engine_id):
-                self.stale.append(
-                    (ev.MoveEnded, *move_facts(self.moves.pop(name), ok=self.pick((True, False))))
-                )
+                self.stale.append((ev.MoveEnded, *move_facts(self.moves.pop(name), ok=self.pick((True, False)))))
                 end = "source" if engine_id == move.source_engine_id else "target"
                 waited = name in self.programs and self.programs[name].step is not None
                 self.seen[f"move lost its {end}"] += 1
@@ -361,9 +355,7 @@ class World:
         able = [h for h in there if all(self.hosts[h].resources[name] >= amount for name, amount in need)]
         at_work = {call.host_id for call in self.calls.values()}
         idle_kind = isinstance(self.stage.controller.strategies.actions, ElasticUnits | FixedUnits)
-        assert not idle_kind or not able or at_work & set(there), (
-            "everything idles beside an action that fits"
-        )
+        assert not idle_kind or not able or at_work & set(there), "everything idles beside an action that fits"
 
     def free(self, host_id: str, resource: str) -> int:
         used = sum(call.resources[resource] for call in self.calls.values() if call.host_id == host_id)
@@ -512,9 +504,7 @@ class World:
         self.programs[name] = Program(admitted=True)
         record = self.stage.trajectory(parent)
         spec = trajectory_spec(name, record.context_tokens, record.spec.group_id)
-        self.stale.append(
-            (ev.TrajectoryForked, replace(spec, trajectory_id=f"{name}-late"), "ended long ago")
-        )
+        self.stale.append((ev.TrajectoryForked, replace(spec, trajectory_id=f"{name}-late"), "ended long ago"))
         self.tell(ev.TrajectoryForked, spec, parent)
         assert self.stage.trajectory(name).state is TrajectoryState.THINKING
 
@@ -720,9 +710,7 @@ class World:
         for name in admitted:
             program = self.programs[name]
             waits = program.step is not None and program.step.engine_id is None
-            assert not waits or self.stage.trajectory(name).held or self.may_wait(name), (
-                "a step waits for ever"
-            )
+            assert not waits or self.stage.trajectory(name).held or self.may_wait(name), "a step waits for ever"
             if program.step is None and name not in busy:
                 self._do_end(name)
 
@@ -743,9 +731,7 @@ class World:
         assert not self.stage.controller.moves._pending
         assert all(host.free == dict(host.spec.resources) for host in state.hosts.values())
         assert not state.stranded and not state.new_actions
-        assert all(
-            e.inflight_tokens == e.resident_tokens == e.generating == 0 for e in state.engines.values()
-        )
+        assert all(e.inflight_tokens == e.resident_tokens == e.generating == 0 for e in state.engines.values())
 
 
 # How often each move is made by `play`; what makes progress comes most.

@@ -113,9 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self._answer(
-            json.dumps({"echoed": [asked["last"]] * asked["count"]}).encode()
-            if self.path == "/echo"
-            else b"{}"
+            json.dumps({"echoed": [asked["last"]] * asked["count"]}).encode() if self.path == "/echo" else b"{}"
         )
 
     def _answer(self, body: bytes) -> None:

@@ -73,9 +73,7 @@ def _check_engines(state: State) -> None:
         assert engine.expected_tokens == sum(t.expected_tokens for t in living), name
         reserved = [t for t in state.trajectories.values() if t.reserved_on == name]
         assert sorted(engine.reserved) == sorted(t.trajectory_id for t in reserved), name
-        assert math.isclose(engine.reserved_tokens, sum(t.reserved_tokens for t in reserved), abs_tol=1e-6), (
-            name
-        )
+        assert math.isclose(engine.reserved_tokens, sum(t.reserved_tokens for t in reserved), abs_tol=1e-6), name
         assert not reserved or engine.state is EngineState.READY, name
         assert sorted(engine.inflight) == sorted(t.trajectory_id for t in here), name
         assert engine.inflight_tokens == sum(t.counted_tokens for t in here), name
@@ -94,11 +92,7 @@ def _check_engines(state: State) -> None:
         # An engine that is about to end is left as soon as nothing runs or moves.
         moving = [t for t in living if t.kv is KvState.MOVING]
         assert not engine.expiring or len(engine.residents) == len(here) + len(moving), name
-        fed = (
-            [state.trajectories[name] for name in engine.feeding]
-            if engine.engine_id in state.draining
-            else []
-        )
+        fed = [state.trajectories[name] for name in engine.feeding] if engine.engine_id in state.draining else []
         assert all(t.state is TrajectoryState.QUEUED and t.home != name for t in fed), name
         assert engine.held == sum(t.held for t in here), name
 

@@ -75,9 +75,7 @@ def worker_process(name: str) -> psutil.Process:
     """The process that runs a Dask worker: a nanny's only child that is no engine, or where there is none, itself."""
     around = [p for p in descendants(name) if watchdog.__file__ in p.cmdline() and "dask" in p.cmdline()]
     inside = [child for p in around for child in p.children() if watchdog.__file__ not in child.cmdline()]
-    (started,) = [
-        p for p in inside if "--no-nanny" in around[0].cmdline() or p.cmdline()[1:3] == ["-m", "dask"]
-    ]
+    (started,) = [p for p in inside if "--no-nanny" in around[0].cmdline() or p.cmdline()[1:3] == ["-m", "dask"]]
     if "--no-nanny" in around[0].cmdline():
         return started
     (worker,) = [c for c in started.children() if not any("resource_tracker" in part for part in c.cmdline())]

@@ -56,9 +56,7 @@ class OtlpReceiver:
         message = ExportTraceServiceRequest()
         message.ParseFromString(await request.read())
         for resource in message.resource_spans:
-            self.services |= {
-                str(value) for name, value in values(resource.resource).items() if name == "service.name"
-            }
+            self.services |= {str(value) for name, value in values(resource.resource).items() if name == "service.name"}
             for scope in resource.scope_spans:
                 self.spans += scope.spans
         return web.Response(body=b"", content_type="application/x-protobuf")

@@ -23,9 +23,7 @@ async def path_proxy(port: int, prefix: str) -> AsyncIterator[str]:
             if request.headers.get("Upgrade", "").lower() == "websocket":
                 return await _websocket(session, request, target)
             async with session.request(request.method, target, data=await request.read()) as answer:
-                kept = {
-                    name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP
-                }
+                kept = {name: value for name, value in answer.headers.items() if name.lower() not in HOP_BY_HOP}
                 return web.Response(status=answer.status, headers=kept, body=await answer.read())
 
         app = web.Application()
@@ -41,9 +39,7 @@ async def path_proxy(port: int, prefix: str) -> AsyncIterator[str]:
 
 
 async def _websocket(session: ClientSession, request: web.Request, target: str) -> web.WebSocketResponse:
-    asked = [
-        each.strip() for each in request.headers.get("Sec-WebSocket-Protocol", "").split(",") if each.strip()
-    ]
+    asked = [each.strip() for each in request.headers.get("Sec-WebSocket-Protocol", "").split(",") if each.strip()]
     async with session.ws_connect(target, protocols=asked) as behind:
         front = web.WebSocketResponse(protocols=[behind.protocol] if behind.protocol else asked)
         await front.prepare(request)

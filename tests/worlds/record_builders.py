@@ -144,18 +144,14 @@ def trajectories(draw: Any, trajectory_id: str = "t") -> tuple[TrajectoryRecord,
         domain=draw(texts),
         message_tokens=draw(st.integers(0, 2**40)),
         max_steps=draw(st.integers(0, 2**31)),
-        reward_parts=draw(
-            st.dictionaries(texts, st.floats(allow_nan=False, allow_infinity=False), max_size=2)
-        ),
+        reward_parts=draw(st.dictionaries(texts, st.floats(allow_nan=False, allow_infinity=False), max_size=2)),
         metadata=draw(st.dictionaries(texts, st.none() | st.integers() | texts, max_size=2)),
     )
     return record, contexts
 
 
 @st.composite
-def many_trajectories(
-    draw: Any, min_size: int = 0, max_size: int = 4
-) -> list[tuple[TrajectoryRecord, Contexts]]:
+def many_trajectories(draw: Any, min_size: int = 0, max_size: int = 4) -> list[tuple[TrajectoryRecord, Contexts]]:
     count = draw(st.integers(min_size, max_size))
     return [draw(trajectories(f"t{index}")) for index in range(count)]
 

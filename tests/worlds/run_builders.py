@@ -29,9 +29,7 @@ OFFSET_S = 3.0
 """What the records' clock is ahead of the session's."""
 
 
-def timed_trajectory(
-    number: int, steps: int = 3, *, name: str = "", start_s: float | None = None
-) -> TrajectoryRecord:
+def timed_trajectory(number: int, steps: int = 3, *, name: str = "", start_s: float | None = None) -> TrajectoryRecord:
     """Steps of 2 s on two engines in turn (0.5 waiting, 0.5 prefill, 1 decode), each with a tool call of 1 s."""
     record = plain_trajectory(number, steps)
     begin_s = number * 0.5 + 10 if start_s is None else start_s
@@ -64,9 +62,7 @@ def outline_of(record: TrajectoryRecord) -> TrajectoryOutline:
 
 def journal_lines(records: Sequence[TrajectoryRecord], waited_s: float = 1.0) -> list[Any]:
     """Lines of a session in which these ran; a move before each step on another engine, of which 0.25 s is exposed."""
-    events: list[tuple[Any, ...]] = [
-        (ev.HostJoined(0.0, HostDescription(HostId("h"), Resources.of(cpus=8))),)
-    ]
+    events: list[tuple[Any, ...]] = [(ev.HostJoined(0.0, HostDescription(HostId("h"), Resources.of(cpus=8))),)]
     engines = sorted({step.engine_id for record in records for step in record.steps})
     events += [(ev.EngineJoined(0.1, EngineDescription(EngineId(name), 4, 4096)),) for name in engines]
     for record in records:
@@ -94,17 +90,13 @@ def _lines_of(record: TrajectoryRecord, waited_s: float) -> list[tuple[Any, ...]
         start = cm.StartStep(step_id, engine, Priority(0, 0.0), step.step_index)
         if before and before != engine:
             move = cm.MoveContext(name, EngineId(before), engine, "transfer")
-            lines.append(
-                (ev.HostJoined(at - 0.5, HostDescription(HostId(f"{name}-{at}"), Resources.of(cpus=0))), move)
-            )
+            lines.append((ev.HostJoined(at - 0.5, HostDescription(HostId(f"{name}-{at}"), Resources.of(cpus=0))), move))
             lines.append((ev.StepRequested(at, StepRequest(step_id, step.prompt_tokens, 10)),))
             lines.append((ev.MoveEnded(at + 0.25, name, engine, True, "transfer", 0.75, tokens=9), start))
         else:
             lines.append((ev.StepRequested(at, StepRequest(step_id, step.prompt_tokens, 10)), start))
         lines.append((ev.StepStarted(at + 0.5, step_id, engine),))
-        lines.append(
-            (ev.StepFinished(step.finished_s - OFFSET_S, step_id, engine, step.generated_tokens, 0, "stop"),)
-        )
+        lines.append((ev.StepFinished(step.finished_s - OFFSET_S, step_id, engine, step.generated_tokens, 0, "stop"),))
         before = engine
     lines.append((ev.TrajectoryEnded(record.finished_s - OFFSET_S, name, record.status),))
     return lines

@@ -44,9 +44,7 @@ class GpuHost:
     gpus: int
     models: int
     budget: int
-    resident: dict[tuple[str, int, int], bool] = field(
-        default_factory=dict
-    )  # key: whether it is being loaded
+    resident: dict[tuple[str, int, int], bool] = field(default_factory=dict)  # key: whether it is being loaded
     leaving: dict[tuple[str, int, int], None] = field(default_factory=dict)
     kept: dict[tuple[str, int], int] = field(default_factory=dict)
     draining: bool = False
@@ -145,9 +143,7 @@ class ServiceWorld:
             free = state.hosts[HostId(name)].free[GPUS]
             assert free <= host.gpus - len(used)
             assert state.hosts[HostId(name)].gpus.kept == host.kept
-        on_the_way = not self.woken or any(
-            True in h.resident.values() or h.leaving for h in self.hosts.values()
-        )
+        on_the_way = not self.woken or any(True in h.resident.values() or h.leaving for h in self.hosts.values())
         head = next(iter(state.waiting_actions), None)
         if head is not None and not on_the_way and not self.running:
             ready = [host.gpus for host in self.hosts.values() if not host.draining]
@@ -228,9 +224,7 @@ class ServiceWorld:
         if service == "judge" and self.pick((True, False)):
             demand = ResourceDemand.of(gpus=Amounts(1, 2, (1, 2)))
         name = self.fresh("x")
-        request = ActionRequest(
-            ActionId(name), TrajectoryId(trajectory), "reward", service, demand, "gpu", service
-        )
+        request = ActionRequest(ActionId(name), TrajectoryId(trajectory), "reward", service, demand, "gpu", service)
         self.open[name] = request
         self.tell(ev.ActionRequested, request)
 
@@ -309,9 +303,7 @@ WEIGHTS = {
 }
 
 
-def play_services(
-    pick: Pick, moves: Sequence[str], losses: int, strategy: Sequence[str] = ()
-) -> ServiceWorld:
+def play_services(pick: Pick, moves: Sequence[str], losses: int, strategy: Sequence[str] = ()) -> ServiceWorld:
     """A world of these moves, in which what is not possible is left out; it ends healthy."""
     stage = Stage("round-robin", overrides=strategy, retries=RetryPolicy(losses, max_pool_wait_s=0))
     world = ServiceWorld(stage, pick)

@@ -44,9 +44,7 @@ class Lent:
         paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         with pytest.MonkeyPatch.context() as patched:
             # Nobody kills a worker here, and a nanny is a quarter of its cost.
-            patched.setattr(
-                local, "worker_arguments", lambda *given: [*worker_arguments(*given), "--no-nanny"]
-            )
+            patched.setattr(local, "worker_arguments", lambda *given: [*worker_arguments(*given), "--no-nanny"])
             patched.setenv("TMPDIR", str(self.directory))
             for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
                 patched.setenv(name, "1")  # as a nanny does
@@ -75,9 +73,7 @@ class Lent:
 
     def client(self, asynchronous: bool) -> Client:
         """Its cluster runs on a loop of its own: a client of a test's loop gets the address only."""
-        return Client(
-            self.cluster.scheduler_address, security=self.cluster.security, asynchronous=asynchronous
-        )
+        return Client(self.cluster.scheduler_address, security=self.cluster.security, asynchronous=asynchronous)
 
     async def check(self, client: Client) -> None:
         """Wait until nothing of the test is left: sessions, tasks, sandboxes, engines; the workers are the same."""

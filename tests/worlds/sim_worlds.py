@@ -43,9 +43,7 @@ def digest_of(preset: str, *overrides: str) -> tuple[str, int, int]:
     strategies = build_strategies(preset, overrides=overrides)
     tell_costs(strategies, fleet.beliefs)
     known = {plan.trajectory_id: float(plan.generated_tokens) for plan in plans}
-    predictor = (
-        None if strategies.predictor is None else build_predictor(strategies.predictor, KnownWork(known))
-    )
+    predictor = None if strategies.predictor is None else build_predictor(strategies.predictor, KnownWork(known))
     digest = hashlib.sha256()
     counts = [0, 0]
 
@@ -66,9 +64,7 @@ def digest_of(preset: str, *overrides: str) -> tuple[str, int, int]:
 
 def actions_digest(*, pods: bool) -> tuple[str, int, int]:
     """Digest of a run whose calls run on hosts that are lost and drained, or in pods; as `digest_of`."""
-    plans = action_trajectories(
-        SoftwareWorkload(), trajectories=48, samples=16, seed=4, max_context_tokens=40_960
-    )
+    plans = action_trajectories(SoftwareWorkload(), trajectories=48, samples=16, seed=4, max_context_tokens=40_960)
     fleet = replace(
         Cluster(gpus=16, tp=4).fleet("qwen3-32b", max_context_tokens=40_960),
         hosts=equal_hosts(3, 32, memory_bytes=10**12),
@@ -76,9 +72,7 @@ def actions_digest(*, pods: bool) -> tuple[str, int, int]:
             tool_failure_share=0.05, hosts_lost={0: 20.0}, hosts_drain={1: 40.0}, hosts_join={2: 5.0}
         ),
         sandbox_start_s=1.0,
-        unmanaged=partial(SimulatedPods, PodSettings((32, 32), starts_per_s=10.0, execs_per_s=50.0))
-        if pods
-        else None,
+        unmanaged=partial(SimulatedPods, PodSettings((32, 32), starts_per_s=10.0, execs_per_s=50.0)) if pods else None,
     )
     actions = "fcfs-minimum" if pods else "elastic"
     strategies = build_strategies("heddle", overrides=("predictor=oracle", f"actions={actions}"))

@@ -28,18 +28,14 @@ def token_sequence(rng: np.random.Generator, length: int, version: int = 0) -> T
     )
 
 
-def training_batch(
-    step: int, lengths: Sequence[Sequence[int]], seed: int = 0, lineage: str = "a"
-) -> TrainingBatch:
+def training_batch(step: int, lengths: Sequence[Sequence[int]], seed: int = 0, lineage: str = "a") -> TrainingBatch:
     """Groups of members with sequences of these lengths; the rewards of each group differ."""
     rng = np.random.default_rng([seed, step])
     groups = []
     for number, members in enumerate(lengths):
         rewards = rng.permutation(np.arange(len(members)) % 2).tolist()
         trajectories = tuple(
-            TrainingTrajectory(
-                f"{number}-{at}", float(reward), (token_sequence(rng, length, step - 1),), step - 1
-            )
+            TrainingTrajectory(f"{number}-{at}", float(reward), (token_sequence(rng, length, step - 1),), step - 1)
             for at, (length, reward) in enumerate(zip(members, rewards, strict=True))
         )
         groups.append(TrajectoryGroup(f"g{number}", f"t{number}", "math", lineage, trajectories))

@@ -16,9 +16,7 @@ from heddle_dask.training.groups import FinishedGroup, TrainingBatch
 
 def sampled_step(index: int, start: int, stop: int, branch: int = 0, temperature: float = 1.0) -> StepRecord:
     """A finished step that could be trained on."""
-    return replace(
-        make_step(index, branch, start, stop), temperature=temperature, top_p=1.0, top_k=0, min_p=0.0
-    )
+    return replace(make_step(index, branch, start, stop), temperature=temperature, top_p=1.0, top_k=0, min_p=0.0)
 
 
 def trained_record(
@@ -59,9 +57,7 @@ def finished_group(
     late_for: str = "",
 ) -> FinishedGroup:
     """A delivered group; its members are ``NAME/0``, ``NAME/1``, …"""
-    records = tuple(
-        trained_record(f"{name}/{index}", name, reward, (version,)) for index, reward in enumerate(rewards)
-    )
+    records = tuple(trained_record(f"{name}/{index}", name, reward, (version,)) for index, reward in enumerate(rewards))
     return FinishedGroup(name, f"task-of-{name}", environment, records, late_for=late_for)
 
 

@@ -371,9 +371,7 @@ def new_training_world(
     """An empty world with one run that is trained on."""
     retries = RetryPolicy(2)
     stage = Stage(strategies=strategies_of(preset, seed=seed, overrides=()), retries=retries)
-    world = TrainingWorld(
-        stage, retries, pick, kv_tokens=(0, 600, 20_000)[seed % 3], bound=bound, policy=policy
-    )
+    world = TrainingWorld(stage, retries, pick, kv_tokens=(0, 600, 20_000)[seed % 3], bound=bound, policy=policy)
     world.tell(ev.RunStarted, RunDescription(retries=retries, staleness=bound, weights=policy))
     world.tell(ev.OptimizerStepEnded, FIRST_RUN, world.trained)
     return world

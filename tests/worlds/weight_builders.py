@@ -29,9 +29,7 @@ def perturbed(directory: str | Path, seed: int, scale: float = 0.02) -> list[Raw
     return found
 
 
-def model_with(
-    directory: Path, base: str | Path, tensors: list[RawTensor], name: str = "model.safetensors"
-) -> Path:
+def model_with(directory: Path, base: str | Path, tensors: list[RawTensor], name: str = "model.safetensors") -> Path:
     """A model directory with these weights, and all else of `base`."""
     shutil.copytree(base, directory, ignore=shutil.ignore_patterns("*.safetensors"))
     (directory / name).write_bytes(b"".join(file_parts(tensors)))

@@ -170,9 +170,7 @@ class Owner:
 
     def publish(self, number: int) -> str:
         base = self.spec.model
-        return self.store.write(
-            version(number), perturbed(base, number), model_facts(base), bucket_bytes=1_000_000
-        )
+        return self.store.write(version(number), perturbed(base, number), model_facts(base), bucket_bytes=1_000_000)
 
     async def report(self) -> Reported:
         while not self.reports:

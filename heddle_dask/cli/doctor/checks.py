@@ -244,12 +244,9 @@ async def _scheduler(address: str) -> Check:
         return Check("scheduler", "fail", str(error))
     workers = [worker.get("resources", {}) for worker in identity["workers"].values()]
     tagged = {
-        tag: sum(tag in resources for resources in workers)
-        for tag in (ENGINE_RESOURCE, SLOT_RESOURCE, TOOL_RESOURCE)
+        tag: sum(tag in resources for resources in workers) for tag in (ENGINE_RESOURCE, SLOT_RESOURCE, TOOL_RESOURCE)
     }
-    found = f"{len(workers)} workers at {address}; tagged: " + ", ".join(
-        f"{t} {n}" for t, n in tagged.items()
-    )
+    found = f"{len(workers)} workers at {address}; tagged: " + ", ".join(f"{t} {n}" for t, n in tagged.items())
     missing = [tag for tag in (ENGINE_RESOURCE, TOOL_RESOURCE) if not tagged[tag]]
     if missing:
         needed = ", ".join(f"{tag}=1" for tag in missing)

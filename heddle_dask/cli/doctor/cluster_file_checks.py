@@ -37,9 +37,7 @@ def cluster_checks(plan: ClusterPlan) -> Iterator[Check]:
     for group in plan.groups.values():
         yield _group_check(plan, group, limits)
     if plan.backend == "slurm" and not limits.known:
-        yield Check(
-            "accounts", "ok", "SLURM tells no limits of jobs (sacctmgr): they show when jobs are refused"
-        )
+        yield Check("accounts", "ok", "SLURM tells no limits of jobs (sacctmgr): they show when jobs are refused")
     yield from _path_checks(plan)
 
 
@@ -63,9 +61,7 @@ def _path_checks(plan: ClusterPlan) -> Iterator[Check]:
         yield Check("python", "warn", plan.python, "no such file on this machine: jobs run it on the nodes")
     for name, folder in (("logs", plan.logs), ("shared", plan.shared)):
         if folder is not None and not folder.parent.is_dir():
-            yield Check(
-                name, "warn", str(folder), f"{folder.parent} is not on this machine: jobs write there"
-            )
+            yield Check(name, "warn", str(folder), f"{folder.parent} is not on this machine: jobs write there")
 
 
 def example_scripts(plan: ClusterPlan) -> dict[str, str]:

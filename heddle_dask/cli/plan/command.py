@@ -164,9 +164,7 @@ def _one_arm(strategy: str, overrides: Sequence[str]) -> Arm:
 
     arms = parse_arms(strategy, overrides)
     if len(arms) > 1:
-        raise BadInput(
-            f"--strategy {strategy} names {len(arms)}: plan with one, compare with `heddle simulate`"
-        )
+        raise BadInput(f"--strategy {strategy} names {len(arms)}: plan with one, compare with `heddle simulate`")
     return arms[0]
 
 

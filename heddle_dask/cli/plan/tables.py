@@ -43,9 +43,7 @@ def plan_json(
             {
                 "gpus": budget.gpus,
                 "chosen": {k: v for k, v in candidates[0].items() if k != "rows"} if order else None,
-                "next_over_chosen": [round(r, 4) for r in ratios_by_seed(*order[:2])]
-                if len(order) > 1
-                else None,
+                "next_over_chosen": [round(r, 4) for r in ratios_by_seed(*order[:2])] if len(order) > 1 else None,
                 "candidates": candidates,
                 "refused": {str(degree): reason for degree, reason in budget.refused.items()},
             }

@@ -100,9 +100,7 @@ _MODES = ("append", "overwrite", "resume")
 @click.option("--tool-workers", type=COUNT, default=1, show_default=True, help="Of the local cluster.")
 @click.option("--tool-cpus", type=COUNT, default=None, help="For tools [default: those of the machine].")
 @field_options(Patience)
-@click.option(
-    "--otel", default=None, metavar="URL", help="OpenTelemetry collector (OTLP over HTTP) for spans."
-)
+@click.option("--otel", default=None, metavar="URL", help="OpenTelemetry collector (OTLP over HTTP) for spans.")
 @click.option("--dashboard/--no-dashboard", default=None, help="[default: where bokeh is installed]")
 @shared_options
 @click.pass_context

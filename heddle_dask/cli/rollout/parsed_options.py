@@ -71,14 +71,10 @@ def local_shape(asked: Asked) -> LocalShape:
     engines = asked["engines"]
     if hardware is not None:
         if asked["scheduler"] is not None:
-            raise BadInput(
-                "--hardware is of engines on this machine: with --scheduler workers say it themselves"
-            )
+            raise BadInput("--hardware is of engines on this machine: with --scheduler workers say it themselves")
         total = sum(hardware.values())
         if "engines" not in asked.by_default and total != engines:
-            raise BadInput(
-                f"--hardware {asked['hardware']} is of {total} engines, --engines says {engines}: drop one"
-            )
+            raise BadInput(f"--hardware {asked['hardware']} is of {total} engines, --engines says {engines}: drop one")
         engines = total
     return LocalShape(engines, asked["slots"], asked["tool_workers"], asked["tool_cpus"], hardware=hardware)
 

@@ -155,9 +155,7 @@ class RolloutRun:
             classes: Collection[str] = self.shape.hardware or ()
             if self.plan is not None:
                 classes = [group.hardware for group in self.plan.groups.values()]
-            check_affinity(
-                self.strategy.build(seed=self.seed), classes, domains_of(self.environment, self.tasks)
-            )
+            check_affinity(self.strategy.build(seed=self.seed), classes, domains_of(self.environment, self.tasks))
         if self.plan is not None:
             self.engines = engines_of_groups(
                 self.engines, self.plan, self.model, self.budget.max_context_tokens, self.seed
@@ -297,9 +295,7 @@ class RolloutRun:
                     with connection_file(logs, client.cluster):
                         yield client
                 return
-            self.progress.message(
-                f"starting a local cluster for {self.shape.engines} engine(s); logs: {logs}"
-            )
+            self.progress.message(f"starting a local cluster for {self.shape.engines} engine(s); logs: {logs}")
             async with local_client(self.shape, self.dashboard, logs) as client:
                 with connection_file(logs, client.cluster):
                     yield client

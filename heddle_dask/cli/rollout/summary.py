@@ -101,9 +101,7 @@ class Tally:
         self.timed_tokens += record.generated_tokens
         self.durations.append((record.finished_s - record.started_s, record.trajectory_id))
         # Results that a resumed run took from the journal lie before its start: they took no time in it.
-        services = (
-            (s.finished_s, s.decode_s + (0.0 if self.queued_inside else s.prefill_s), 1) for s in record.steps
-        )
+        services = ((s.finished_s, s.decode_s + (0.0 if self.queued_inside else s.prefill_s), 1) for s in record.steps)
         engine = _clipped(services, record)
         tools = _clipped(((a.finished_s, a.run_s, a.cpus) for a in record.actions), record)
         self.engine_s += sum(stop - start for start, stop, _ in engine)

@@ -38,9 +38,7 @@ def show(
             check_writable(option, path)
     if (run / "run.json").is_file():
         if failed or trajectory is not None or html is not None or perfetto is not None:
-            raise BadInput(
-                f"{run} is a training: give its trajectories, {run / 'rollout.zarr'}, to this option"
-            )
+            raise BadInput(f"{run} is a training: give its trajectories, {run / 'rollout.zarr'}, to this option")
         from heddle_dask.cli.show.training_report import show_training
 
         result = show_training(run, to_stderr=as_json)

@@ -73,9 +73,7 @@ def seconds_of(run: StoredRun, record: TrajectoryRecord) -> dict[str, float]:
     """Where the seconds of one trajectory went, by phase; what took none is left out."""
     known = [each.trajectories.get(record.trajectory_id) for each in journalled_sessions(run)]
     account = account_of(record, next((facts for facts in reversed(known) if facts is not None), None))
-    return {
-        phase.value: round(account.seconds(phase), 4) for phase in PHASE_TITLE if account.phases_ns.get(phase)
-    }
+    return {phase.value: round(account.seconds(phase), 4) for phase in PHASE_TITLE if account.phases_ns.get(phase)}
 
 
 def seconds_table(figures: RunFigures) -> Table:
@@ -131,9 +129,7 @@ def about(run: StoredRun, tally: Tally) -> About:
     return About(run.path.name, tiles, run.metadata, notes)
 
 
-def show_run(
-    path: Path, *, to_stderr: bool, html: Path | None = None, perfetto: Path | None = None
-) -> dict[str, Any]:
+def show_run(path: Path, *, to_stderr: bool, html: Path | None = None, perfetto: Path | None = None) -> dict[str, Any]:
     run = StoredRun(path)
     tally = Tally(
         counted(run.metadata, "slots", 0),

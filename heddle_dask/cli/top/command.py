@@ -15,9 +15,7 @@ _FILE = click.Path(path_type=Path)
 @click.command("top")
 @click.argument("run", type=_FILE, required=False)
 @click.option("--scheduler", default=None, help="Address of a Dask scheduler.")
-@click.option(
-    "--scheduler-file", type=_FILE, default=None, help="JSON file of `dask scheduler --scheduler-file`."
-)
+@click.option("--scheduler-file", type=_FILE, default=None, help="JSON file of `dask scheduler --scheduler-file`.")
 @click.option("--tls-ca-file", type=_FILE, default=None, help="PEM file, for a scheduler at tls://HOST:PORT.")
 @click.option("--tls-cert", type=_FILE, default=None, help="PEM file of this client's certificate.")
 @click.option("--tls-key", type=_FILE, default=None, help="PEM file of this client's key.")

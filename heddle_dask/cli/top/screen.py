@@ -188,18 +188,13 @@ def _engines(snapshot: Snapshot, living: Sequence[Any], rows: int) -> list[Rende
     for justify in justifies:
         table.add_column(justify=justify, no_wrap=True)
     table.add_row(
-        *(
-            Text(name, style="bold")
-            for name in ("engine", "state", "TP", "slots", "running", "queued", "KV", "steps")
-        )
+        *(Text(name, style="bold") for name in ("engine", "state", "TP", "slots", "running", "queued", "KV", "steps"))
     )
     # The busiest first: where something waits is where one looks.
     first = sorted(living, key=lambda e: (-(e["generating"] + e["queued"]), e["seat"]))[:rows]
     for engine in sorted(first, key=lambda e: e["seat"]):
         running, slots = engine["generating"], engine["slots"]
-        kv = (
-            engine["resident_tokens"] / engine["kv_capacity_tokens"] if engine["kv_capacity_tokens"] else None
-        )
+        kv = engine["resident_tokens"] / engine["kv_capacity_tokens"] if engine["kv_capacity_tokens"] else None
         table.add_row(
             str(engine["seat"]),
             Text("idle", style="yellow") if engine["is_idle"] else engine["state"],
@@ -273,10 +268,7 @@ def _actions(snapshot: Snapshot, width: int) -> list[Text]:
 
 def _failures(failures: Sequence[Any], width: int) -> list[Text]:
     most = 4
-    lines = [
-        _line(f"failures, {f['boundary']}: {f['count']:,} {f['cause']}", width, "red")
-        for f in failures[:most]
-    ]
+    lines = [_line(f"failures, {f['boundary']}: {f['count']:,} {f['cause']}", width, "red") for f in failures[:most]]
     if len(failures) > most:
         lines.append(_line(f"  {len(failures) - most} more causes of failures", width, "dim"))
     return lines

@@ -62,10 +62,7 @@ def place_of(
     except ValueError as error:
         raise BadInput(f"{address} is no address of a scheduler ({error}): use tcp://HOST:8786") from None
     told = (connection.tls_ca_file, connection.tls_cert, connection.tls_key)
-    files = (
-        given or (Path(path) if path else None)
-        for given, path in zip((ca_file, cert, key), told, strict=True)
-    )
+    files = (given or (Path(path) if path else None) for given, path in zip((ca_file, cert, key), told, strict=True))
     return Place(address, TlsFiles(*files).security(address))
 
 
@@ -119,9 +116,7 @@ async def _watch(place: Place, interval_s: float, once: bool, as_json: bool) -> 
 
 async def _first(scheduler: Any, address: str) -> Mapping[str, Any]:
     try:
-        answer = await asyncio.wait_for(
-            ask_over(scheduler, GetSnapshot()), CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S
-        )
+        answer = await asyncio.wait_for(ask_over(scheduler, GetSnapshot()), CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S)
     except (OSError, TimeoutError) as error:
         said = str(error).strip().splitlines()
         raise BadInput(

@@ -72,9 +72,7 @@ def _rollout_options(function: F) -> F:
     show_default=True,
     help="How rollout and training overlap (docs/training.md).",
 )
-@click.option(
-    "--alpha", type=int, default=None, help="Largest age of a sample in steps [default: the mode's]."
-)
+@click.option("--alpha", type=int, default=None, help="Largest age of a sample in steps [default: the mode's].")
 @click.option("--depth", type=WholeNumber(0), default=None, help="Batches rolled out ahead [default: alpha].")
 @click.option(
     "--switch",
@@ -123,9 +121,7 @@ def _rollout_options(function: F) -> F:
 @click.option("--eval-tasks", type=WholeNumber(0), default=0, help="Held-out tasks of each evaluation.")
 @click.option("--eval-every", type=COUNT, default=None, help="Steps between two [default: first and last].")
 @click.option("--eval-samples", type=COUNT, default=1, show_default=True, help="Attempts per held-out task.")
-@click.option(
-    "--eval-temperature", type=NOT_NEGATIVE, default=0.0, show_default=True, help="Of held-out attempts."
-)
+@click.option("--eval-temperature", type=NOT_NEGATIVE, default=0.0, show_default=True, help="Of held-out attempts.")
 @click.option("--report-to", multiple=True, help="tensorboard, wandb or trackio; offline unless configured.")
 @_rollout_options
 @shared_options

@@ -148,11 +148,7 @@ class TrainRun(RolloutRun):
     def remove_if_not_begun(self) -> None:
         """Remove a new directory in which no task was begun, so that the same command can be given again."""
         directory = self.train.directory
-        if (
-            self.train.mode == "create"
-            and directory.is_training()
-            and not (directory.path / BUFFER_LOG).exists()
-        ):
+        if self.train.mode == "create" and directory.is_training() and not (directory.path / BUFFER_LOG).exists():
             shutil.rmtree(directory.path)
 
     async def _roll_out(self, client: Client) -> None:
@@ -200,17 +196,12 @@ class TrainRun(RolloutRun):
         intake = SampleIntake(opened.samples, opened.lineage, feed.replace_groups)
 
         def begun(group_id: str) -> None:
-            intake.begun(
-                group_id, opened.start.trained if self._training is None else self._training.installed
-            )
+            intake.begun(group_id, opened.start.trained if self._training is None else self._training.installed)
 
-        session = await feed.open(
-            self.source, order.groups, intake.accepts, intake.counted, begun, intake.dropped
-        )
+        session = await feed.open(self.source, order.groups, intake.accepts, intake.counted, begun, intake.dropped)
         stack.push_async_callback(feed.close)
         trackers = tuple(
-            TRACKERS[name](order.directory.path, order.directory.description()["asked"])
-            for name in order.report_to
+            TRACKERS[name](order.directory.path, order.directory.description()["asked"]) for name in order.report_to
         )
         for tracker in trackers:
             stack.callback(tracker.close)

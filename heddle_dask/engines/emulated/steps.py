@@ -309,9 +309,7 @@ class EmulatedEngine:
 
     def abort(self, engine_ids: Sequence[str]) -> int:
         """End the steps with these ids (in the engine's form) early; returns their number."""
-        steps = [
-            step for name in engine_ids for step in self._by_id.get(name.removeprefix(ENGINE_ID_PREFIX), ())
-        ]
+        steps = [step for name in engine_ids for step in self._by_id.get(name.removeprefix(ENGINE_ID_PREFIX), ())]
         self._abort(steps)
         return len(steps)
 

@@ -43,9 +43,7 @@ class LoadFailed(Exception):
 class EmulatedWeightUpdates:
     """The endpoints of one emulated engine."""
 
-    def __init__(
-        self, engine: EmulatedEngine, emulation: Emulation, faults: Callable[[], EmulatedFaults]
-    ) -> None:
+    def __init__(self, engine: EmulatedEngine, emulation: Emulation, faults: Callable[[], EmulatedFaults]) -> None:
         self._engine = engine
         self._emulation = emulation
         self._faults = faults

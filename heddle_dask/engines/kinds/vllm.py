@@ -94,9 +94,7 @@ class VllmKind:
                 version = metadata.version(package)
             except metadata.PackageNotFoundError:
                 continue
-            return (
-                f"{package} {version}, {spec.dtype}, {vllm_options(spec.options).cpu_threads} OpenMP threads"
-            )
+            return f"{package} {version}, {spec.dtype}, {vllm_options(spec.options).cpu_threads} OpenMP threads"
         return f"vllm, {spec.dtype}"
 
     def kv_bytes_per_token(self, spec: EngineSpec) -> float:

@@ -121,9 +121,7 @@ class ModelHost:
         """The resident copy that answers requests."""
         copy = self._copies.get((service, chunk))
         if copy is None or not copy.resident:
-            raise ServiceFailed(
-                f"service {service} is not resident on {chunk.gpus} GPUs from {chunk.first} on"
-            )
+            raise ServiceFailed(f"service {service} is not resident on {chunk.gpus} GPUs from {chunk.first} on")
         return copy.backend
 
     async def after_failure(self, service: str, chunk: GpuChunk) -> None:
@@ -153,9 +151,7 @@ class ModelHost:
             return VllmBackEnd(spec, chunk, self._devices.names, self._devices.models, self._logs)
         if self._slots is None:
             self._memory = memory_directory()
-            self._slots = MemorySlots(
-                self._memory, self._devices.gpus, self._devices.slot_bytes, self._devices.models
-            )
+            self._slots = MemorySlots(self._memory, self._devices.gpus, self._devices.slot_bytes, self._devices.models)
         assert self._memory is not None
         return CpuBackEnd(spec, chunk, self._slots, self._memory, self._logs)
 

@@ -61,9 +61,7 @@ class ServiceClient:
             ) as response:
                 text, status = await response.text(), response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ServiceFailed(
-                f"{self._name} does not answer: {type(error).__name__} {error}".rstrip()
-            ) from error
+            raise ServiceFailed(f"{self._name} does not answer: {type(error).__name__} {error}".rstrip()) from error
         if status == 200:
             return json.loads(text) if text.strip() else None
         message = f"{self._name}: {_message(text) or f'HTTP status {status}'}"
@@ -108,9 +106,7 @@ class ServedProcess:
         Directory of its socket and of the record of its processes; None: that of all of this user's engines.
     """
 
-    def __init__(
-        self, name: str, directory: Path, records: Path | None = None, *, noun: str = "service"
-    ) -> None:
+    def __init__(self, name: str, directory: Path, records: Path | None = None, *, noun: str = "service") -> None:
         self.name = name
         self._noun = noun
         self._directory = directory
@@ -160,9 +156,7 @@ class ServedProcess:
             if self._supervised.returncode is not None:
                 raise ServiceFailed(f"{self._noun} {self.name} ended while it started{self._said()}")
             if time.monotonic() >= deadline:
-                raise ServiceFailed(
-                    f"{self._noun} {self.name} did not answer within {timeout_s:g} s{self._said()}"
-                )
+                raise ServiceFailed(f"{self._noun} {self.name} did not answer within {timeout_s:g} s{self._said()}")
             await asyncio.sleep(_POLL_S)
 
     async def ended(self) -> str:

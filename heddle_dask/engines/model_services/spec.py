@@ -133,9 +133,7 @@ class ServiceSpec:
             check_count(f"{where}: {name}", getattr(self, name))
         object.__setattr__(self, "load_s", tuple(map(float, self.load_s)))
         if self.load_s and len(self.load_s) != len(self.gpus):
-            raise BadInput(
-                f"{where}: load_s has {len(self.load_s)} values for {len(self.gpus)} sizes: give one each"
-            )
+            raise BadInput(f"{where}: load_s has {len(self.load_s)} values for {len(self.gpus)} sizes: give one each")
         object.__setattr__(self, "extra_args", tuple(self.extra_args))
 
     def check_model(self) -> None:

@@ -177,9 +177,7 @@ class VllmBackEnd:
     async def _start(self) -> None:
         self._build = await asyncio.to_thread(installed_vllm_build)
         self._process = process = self._new_process()
-        command = service_command(
-            self._spec, self._chunk, process.address, self._build, self._devices, self._models
-        )
+        command = service_command(self._spec, self._chunk, process.address, self._build, self._devices, self._models)
         env: Mapping[str, str] = command.env
         self._server = SleepingServer(process.client, self._spec)
         try:

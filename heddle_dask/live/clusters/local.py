@@ -81,13 +81,9 @@ class ClusterProcessFailed(HeddleError):
 class SupervisedDask(ProcessInterface):
     """A Dask command-line program under a watchdog."""
 
-    def __init__(
-        self, arguments: Sequence[str], directory: str, name: str, env: Mapping[str, str], logs: str
-    ) -> None:
+    def __init__(self, arguments: Sequence[str], directory: str, name: str, env: Mapping[str, str], logs: str) -> None:
         argv = [sys.executable, "-m", "dask", *arguments]
-        self._process = SupervisedProcess(
-            argv, Path(logs), name, env=env, records=Path(directory), grace_s=8.0
-        )
+        self._process = SupervisedProcess(argv, Path(logs), name, env=env, records=Path(directory), grace_s=8.0)
         super().__init__()
 
     async def start(self) -> None:
@@ -325,10 +321,7 @@ class LocalRolloutCluster(SupervisedCluster):
                 )
                 for i, name in enumerate(classes)
             },
-            **{
-                f"tool-{i}": self._spec(f"tool-{i}", {TOOL_RESOURCE: share}, tool_env)
-                for i in range(tool_workers)
-            },
+            **{f"tool-{i}": self._spec(f"tool-{i}", {TOOL_RESOURCE: share}, tool_env) for i in range(tool_workers)},
         }
         tools = Resources.of(cpus=share, memory_bytes=int(tool_env[MEMORY_VARIABLE]))
         self._maxima: tuple[PoolMaximum, ...] = (PoolMaximum(CPU_POOL, tools),) if tool_workers else ()
@@ -382,9 +375,7 @@ class LocalRolloutCluster(SupervisedCluster):
         )
         return f"{super()._repr_html_(cluster_status=cluster_status)}{own}"
 
-    def _spec(
-        self, name: str, resources: Mapping[str, float], env: Mapping[str, str] | None = None
-    ) -> dict[str, Any]:
+    def _spec(self, name: str, resources: Mapping[str, float], env: Mapping[str, str] | None = None) -> dict[str, Any]:
         options = {
             "name": name,
             "resources": dict(resources),

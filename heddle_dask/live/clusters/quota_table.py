@@ -35,9 +35,7 @@ def quotas_of_file(path: Path | None) -> tuple[ApiQuota, ...]:
     tables = read_toml(path, "--cluster").get(QUOTAS, {})
     if not isinstance(tables, Mapping):
         raise BadInput(f"--cluster {path}: {QUOTAS} is {tables!r}: give tables [{QUOTAS}.NAME]")
-    return tuple(
-        _quota(name, table, f"--cluster {path}: [{QUOTAS}.{name}]") for name, table in tables.items()
-    )
+    return tuple(_quota(name, table, f"--cluster {path}: [{QUOTAS}.{name}]") for name, table in tables.items())
 
 
 def _quota(name: str, table: Any, where: str) -> ApiQuota:

@@ -91,9 +91,7 @@ class BatchTally:
             self._rewards += 1
             self._reward_sum += record.reward
 
-    def batch(
-        self, out: str | None, rows: range, began_s: float, moves: Mapping[str, Mapping[str, float]]
-    ) -> Batch:
+    def batch(self, out: str | None, rows: range, began_s: float, moves: Mapping[str, Mapping[str, float]]) -> Batch:
         """The batch of what was counted; `rows` are those of the store at `out`, if there is one."""
         return Batch(
             trajectories=self.kept if out is None else StoredTrajectories(out, rows, self.kept),

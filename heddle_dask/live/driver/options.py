@@ -73,15 +73,11 @@ class Budget:
         None, "--trajectory-timeout", "seconds", "Seconds; a longer one is truncated."
     )
     tool_timeout_s: float | None = option(600.0, "--tool-timeout", "seconds", "Seconds of one call.")
-    max_run_s: float | None = option(
-        None, "--run-timeout", "seconds", "Seconds; the run ends and can be resumed."
-    )
+    max_run_s: float | None = option(None, "--run-timeout", "seconds", "Seconds; the run ends and can be resumed.")
     max_action_bytes: int = 64 << 20
     max_action_disk_bytes: int = 10 << 30
     max_action_processes: int = 1024
-    sandbox: str = option(
-        "strong", "--sandbox", ("strong", "weak"), "weak: also accept a weak sandbox for tools."
-    )
+    sandbox: str = option("strong", "--sandbox", ("strong", "weak"), "weak: also accept a weak sandbox for tools.")
     retries: RetryPolicy = field(default_factory=RetryPolicy)
 
     @property
@@ -294,9 +290,7 @@ class Engines:
         for name in ("kind", "slots", "kv_transfer", "dtype", "options"):
             value = getattr(self, name)
             if value not in (defaults[name], getattr(spec, name)):
-                raise BadInput(
-                    f"engines: {name} is {value!r}, in the spec {getattr(spec, name)!r}: set it in the spec"
-                )
+                raise BadInput(f"engines: {name} is {value!r}, in the spec {getattr(spec, name)!r}: set it in the spec")
 
     @classmethod
     def of(cls, engines: str | EngineSpec | Engines | None) -> Engines:

@@ -325,9 +325,7 @@ class Rollout:
         async for record in self._roll_out((self.environment,), begin):
             yield record
 
-    async def _roll_groups_out(
-        self, source: TaskSource, feed: GroupFeed, on_finished: Callable[[], None]
-    ) -> None:
+    async def _roll_groups_out(self, source: TaskSource, feed: GroupFeed, on_finished: Callable[[], None]) -> None:
         self._task_list = source_list(source)
 
         async def begin(session: OpenSession, files: RunFiles) -> FeedOf:
@@ -407,9 +405,7 @@ class Rollout:
     def _clock(self) -> float:
         return time.monotonic() - self._started_s
 
-    async def _open(
-        self, environments: Sequence[Environment], plan: GroupPlan | None
-    ) -> tuple[OpenSession, RunFiles]:
+    async def _open(self, environments: Sequence[Environment], plan: GroupPlan | None) -> tuple[OpenSession, RunFiles]:
         """Sandbox and files first (they fail fastest), then session, engines; an older run is overwritten last."""
         if self._session is not None and self._files is not None:
             return self._session, self._files

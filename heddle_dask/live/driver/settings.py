@@ -18,9 +18,7 @@ Value = TypeVar("Value")
 
 SECTIONS = ("budget", "engines", "otel", "patience", "sampling", "strategy")
 
-Form = Literal[
-    "count", "tokens", "whole", "seconds", "number", "share", "share above 0", "switch", "engine kind"
-]
+Form = Literal["count", "tokens", "whole", "seconds", "number", "share", "share above 0", "switch", "engine kind"]
 """What the command line takes as a value; a tuple in its place: one of these words."""
 
 

@@ -107,9 +107,7 @@ class DegreePlanning:
             version = self._session.controller.state.policy_version
             predicted = await forecast(self._predictor, request.trajectories, version)
         try:
-            plan = await asyncio.to_thread(
-                plan_for_request, request, self._engines, predicted, **self._search
-            )
+            plan = await asyncio.to_thread(plan_for_request, request, self._engines, predicted, **self._search)
         except BadInput as error:
             self._tell(ev.DegreesPlanned(0.0, request_id, None, str(error)))
             raise

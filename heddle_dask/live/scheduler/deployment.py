@@ -80,9 +80,7 @@ class EngineDeployment:
         for address in changed:
             self._retire(address)
         await self._order_all({address: None for address in changed})
-        await self._order_all(
-            {address: wanted[name][1] for address, name in changed.items() if name in wanted}
-        )
+        await self._order_all({address: wanted[name][1] for address, name in changed.items() if name in wanted})
         return sorted(changed.values())
 
     def worker_waits(self, worker: str, report: EngineWorkerReport) -> None:

@@ -92,9 +92,7 @@ class Dispatcher:
             case cmd.ReleaseHost():
                 self._released(command.host_id)
             case cmd.ReportApi():
-                session.notify(
-                    ApiNotice(command.api, command.state, self._in_s(command.until_s), command.cause)
-                )
+                session.notify(ApiNotice(command.api, command.state, self._in_s(command.until_s), command.cause))
             case cmd.WakeUp():
                 self._scheduler.loop.call_later(self._in_s(command.at_s), self._time_reached, command.at_s)
             case cmd.PlanDegrees():
@@ -171,9 +169,7 @@ class Dispatcher:
         dask.pin(ts, address, resources, priority, placement.to_wire())
         if ts.state == "no-worker":
             # Never from inside a transition or another submission: the next turn of the loop does it.
-            self._scheduler.loop.add_callback(
-                dask.release, self._scheduler, (key,), f"heddle-release-{key[2]}"
-            )
+            self._scheduler.loop.add_callback(dask.release, self._scheduler, (key,), f"heddle-release-{key[2]}")
         return True
 
     def _move(self, command: cmd.MoveContext) -> None:

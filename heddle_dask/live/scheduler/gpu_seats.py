@@ -58,9 +58,7 @@ class GpuSeats:
         for worker, report in self._asked.items():
             if worker in self._taken or report.wants is None:
                 continue
-            there = {
-                gpu for other, gpus in self._taken.items() if self._same_node(other, report) for gpu in gpus
-            }
+            there = {gpu for other, gpus in self._taken.items() if self._same_node(other, report) for gpu in gpus}
             asking = EngineWorker(report.name, report.node, report.units, report.gpus)
             try:
                 gpus = free_gpus(asking, int(report.wants["tp_degree"]), there)

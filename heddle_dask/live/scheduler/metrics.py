@@ -99,9 +99,7 @@ def _of_session(snapshot: RunSnapshot) -> Iterator[Metric]:
     yield _counter("trajectories_submitted", "Trajectories announced.", counts.submitted)
     yield _counters("trajectories_ended", "Trajectories ended.", "status", counts.ended)
     yield _gauges("trajectories", "Trajectories that have not ended.", "phase", counts.by_phase)
-    yield _counters(
-        "phase_seconds", "Seconds of all trajectories in each phase.", "phase", counts.phase_seconds
-    )
+    yield _counters("phase_seconds", "Seconds of all trajectories in each phase.", "phase", counts.phase_seconds)
     yield _counter("steps", "LLM steps finished.", counts.steps)
     yield _gauge("steps_waiting", "LLM steps for which no engine was chosen yet.", counts.steps_waiting)
     yield _counter("generated_tokens", "Tokens generated.", counts.generated_tokens)
@@ -124,9 +122,7 @@ def _of_runs(snapshot: RunSnapshot) -> Iterator[Metric]:
     yield _gauge("runs", "Sessions that share the cluster.", len(runs))
     yield _gauges("run_weight", "Weight of a session.", "run", {n: r.weight for n, r in runs.items()})
     yield _gauges("run_live", "Live trajectories of a session.", "run", {n: r.live for n, r in runs.items()})
-    yield _gauges(
-        "run_steps_held", "Steps that wait for their turn.", "run", {n: r.held for n, r in runs.items()}
-    )
+    yield _gauges("run_steps_held", "Steps that wait for their turn.", "run", {n: r.held for n, r in runs.items()})
     yield _counters(
         "run_generated_tokens",
         "Tokens that a session has generated.",
@@ -155,9 +151,7 @@ def _of_actions(snapshot: RunSnapshot) -> Iterator[Metric]:
     pools = {pool.pool: pool for pool in snapshot.pools}
     yield _gauges("pool_hosts", "Tool workers.", "pool", {n: p.hosts for n, p in pools.items()})
     yield _gauges("pool_cpus", "CPUs for actions.", "pool", {n: p.cpus for n, p in pools.items()})
-    yield _gauges(
-        "pool_free_cpus", "CPUs that no action uses.", "pool", {n: p.free_cpus for n, p in pools.items()}
-    )
+    yield _gauges("pool_free_cpus", "CPUs that no action uses.", "pool", {n: p.free_cpus for n, p in pools.items()})
     yield _gauges("actions_running", "Actions that run.", "pool", {n: p.running for n, p in pools.items()})
     yield _gauges("actions_waiting", "Actions that wait.", "pool", {n: p.waiting for n, p in pools.items()})
     finished: Counter[str] = Counter()

@@ -124,9 +124,7 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.take(workers.EngineWorkerReport, self.engine_worker)
         handlers.take(workers.GpusReturnedReport, self.engine_plugin_ended)
         handlers.take(workers.EngineReadyReport, self.engine_ready)
-        handlers.take(
-            workers.EngineStartFailedReport, lambda worker, report: self._start_failed(worker, report.reason)
-        )
+        handlers.take(workers.EngineStartFailedReport, lambda worker, report: self._start_failed(worker, report.reason))
         handlers.take(workers.HostReadyReport, self.host_ready)
         handlers.take(workers.ActionPayloadWantedReport, self.payload_wanted)
         handlers.take(driver.TrajectoriesEndedReport, self.trajectories_ended)
@@ -181,9 +179,7 @@ class HeddleScheduler(SchedulerPlugin):
             control.watched.runs = control.shares
             self._control = control
         run = replace(run, run_id=control.next_run())
-        session = Session(
-            request.session, request.client_id, control.controller, control.now, run, request.silence_s
-        )
+        session = Session(request.session, request.client_id, control.controller, control.now, run, request.silence_s)
         events = SessionEvents(
             self.scheduler,
             control,
@@ -194,9 +190,7 @@ class HeddleScheduler(SchedulerPlugin):
             self._drains.released,
         )
         if predictor is not None:
-            session.predictions = Predictions(
-                predictor, known, events.prediction_made, events.fail, session.now
-            )
+            session.predictions = Predictions(predictor, known, events.prediction_made, events.fail, session.now)
         self._sessions[request.session] = events
         control.join(session)
         self._owned.client_joined(request.client_id)
@@ -264,9 +258,7 @@ class HeddleScheduler(SchedulerPlugin):
             engines_inherited=self._owned.inherited,
             sessions=tuple(self._control.session_ids) if self._control is not None else (),
             queued=self._queue.now,
-            isolation=tuple(
-                (host_id, *self._registry.isolation[host_id]) for host_id in self._registry.hosts
-            ),
+            isolation=tuple((host_id, *self._registry.isolation[host_id]) for host_id in self._registry.hosts),
         )
 
     async def exchange_demand(self, request: cluster.ExchangeDemand) -> cluster.Demand:
@@ -319,9 +311,7 @@ class HeddleScheduler(SchedulerPlugin):
                 f"session {others[0].session_id} uses the engines too: their TP degrees cannot change before "
                 "it has ended"
             )
-        return driver.EnginesProvided(
-            TpDegreePlan(running[::-1], "kept: another session uses the engines"), 0
-        )
+        return driver.EnginesProvided(TpDegreePlan(running[::-1], "kept: another session uses the engines"), 0)
 
     async def clear_engines(self, request: driver.ClearEngines) -> Done:
         """End the deployed engines and forget which worker has which GPUs: the workers' plugins are replaced."""
@@ -503,9 +493,7 @@ class HeddleScheduler(SchedulerPlugin):
         if self._registry.hosts.pop(event.host_id, None) is not None and self._control is not None:
             self._control.tell_loss(event)
 
-    def service_changed(
-        self, session: str, event: ev.ServiceLoaded | ev.ServiceEvicted | ev.ServiceLost
-    ) -> None:
+    def service_changed(self, session: str, event: ev.ServiceLoaded | ev.ServiceEvicted | ev.ServiceLost) -> None:
         """A host of model services has done what the controller of that session ordered, or has lost a copy."""
         if self._control is not None and self._control.name == session:
             self._control.tell(event)
@@ -541,9 +529,7 @@ class HeddleScheduler(SchedulerPlugin):
     def payload_wanted(self, worker: str, report: workers.ActionPayloadWantedReport) -> None:
         """An action on `worker` waits for what the driver has kept."""
         if report.session in self._sessions:
-            self._sessions[report.session].session.notify(
-                driver.ActionPayloadWantedNotice(report.action_id, worker)
-            )
+            self._sessions[report.session].session.notify(driver.ActionPayloadWantedNotice(report.action_id, worker))
 
     async def _host_engine(self, worker: str, spec: Mapping[str, Any] | None) -> None:
         await ask_worker(self.scheduler, worker, workers.HostEngine(spec))

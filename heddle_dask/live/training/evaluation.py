@@ -53,9 +53,7 @@ class Evaluation:
             rollouts = [await stack.enter_async_context(self._open_rollout(each)) for each in self._held_out]
             parts = zip(rollouts, self._held_out, strict=True)
             found = await asyncio.gather(*(_records(rollout, each.tasks) for rollout, each in parts))
-        by_environment = {
-            each.environment.name: records for each, records in zip(self._held_out, found, strict=True)
-        }
+        by_environment = {each.environment.name: records for each, records in zip(self._held_out, found, strict=True)}
         return {
             **evaluation_row(version, by_environment),
             "temperature": [each.temperature for each in self._held_out],
@@ -67,9 +65,7 @@ async def _records(rollout: Rollout, tasks: Sequence[Task]) -> list[TrajectoryRe
     return [record async for record in rollout.stream(list(tasks))]
 
 
-def evaluation_row(
-    version: PolicyVersion, by_environment: Mapping[str, Sequence[TrajectoryRecord]]
-) -> dict[str, Any]:
+def evaluation_row(version: PolicyVersion, by_environment: Mapping[str, Sequence[TrajectoryRecord]]) -> dict[str, Any]:
     """What the trajectories of an evaluation say of its version.
 
     Attempts without a reward (their environment failed) count neither as success nor as failure.

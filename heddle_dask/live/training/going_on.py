@@ -41,9 +41,7 @@ class OpenedTraining:
     start: LoopStart
 
 
-async def begin_anew(
-    directory: TrainingDirectory, rule: BatchRule, open_trainer: OpenTrainer
-) -> OpenedTraining:
+async def begin_anew(directory: TrainingDirectory, rule: BatchRule, open_trainer: OpenTrainer) -> OpenedTraining:
     """The first process of a training."""
     lineage, checkpoint = directory.lineage()
     samples = StoredSamples.create(directory.path, rule, lineage)

@@ -54,9 +54,7 @@ class StreamFeed:
     async def _follow(self, stream: GroupStream) -> None:
         async for _ in stream:
             pass  # `accepts` has taken it already
-        raise BadInput(
-            "the source of tasks has ended before the last training step: give more tasks or fewer steps"
-        )
+        raise BadInput("the source of tasks has ended before the last training step: give more tasks or fewer steps")
 
     async def follow(self) -> None:
         """Wait for the end of the rollout, which comes only by an error."""

@@ -79,9 +79,7 @@ class TrackioTracker:
 
         self._trackio = trackio
         with contextlib.redirect_stdout(sys.stderr):  # stdout belongs to the result
-            trackio.init(
-                project=PROJECT, name=folder.name, config=dict(description), resume="allow", embed=False
-            )
+            trackio.init(project=PROJECT, name=folder.name, config=dict(description), resume="allow", embed=False)
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self._trackio.log(dict(numbers), step=step)

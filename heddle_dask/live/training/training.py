@@ -215,9 +215,7 @@ class LiveTraining:
         parts.note(step_line(row, parts.plan.steps))
 
     def _best_reward(self) -> float | None:
-        rewards = [
-            row["reward"] for row in read_lines(self._parts.directory.evaluations) if int(row["number"])
-        ]
+        rewards = [row["reward"] for row in read_lines(self._parts.directory.evaluations) if int(row["number"])]
         return max((reward for reward in rewards if reward is not None), default=None)
 
     def _version(self, number: int) -> PolicyVersion:

@@ -188,9 +188,7 @@ async def settled(future: Future) -> None:
         await state.wait()
 
 
-async def call_worker(
-    caller: Client | Scheduler | Worker, address: str, handler: str, /, **arguments: Any
-) -> Any:
+async def call_worker(caller: Client | Scheduler | Worker, address: str, handler: str, /, **arguments: Any) -> Any:
     """Call an RPC handler of a worker; raises as `transport.ask_worker`."""
     answer = await getattr(caller.rpc(address), handler)(**arguments)
     if answer is None:
@@ -198,9 +196,7 @@ async def call_worker(
     return answer
 
 
-async def call_worker_through_scheduler(
-    client: Client, address: str, handler: str, /, **arguments: Any
-) -> Any:
+async def call_worker_through_scheduler(client: Client, address: str, handler: str, /, **arguments: Any) -> Any:
     """Call an RPC handler of a worker by way of the scheduler; raises as `transport.ask_worker_through_scheduler`."""
     if client.scheduler is None:
         raise ConnectionError("the client has no connection to its scheduler")
@@ -229,9 +225,7 @@ async def call_over(connection: Any, handler: str, /, **arguments: Any) -> Any:
     return answer
 
 
-async def call_scheduler_at(
-    address: str, connection_args: Mapping[str, Any], handler: str, /, **arguments: Any
-) -> Any:
+async def call_scheduler_at(address: str, connection_args: Mapping[str, Any], handler: str, /, **arguments: Any) -> Any:
     """`call_scheduler` over a new connection to an address."""
     async with rpc(address, connection_args=connection_args) as scheduler:
         return await call_over(scheduler, handler, **arguments)

@@ -29,9 +29,7 @@ SCHEDULER_EVENT = "heddle-scheduler"  # a `distributed.Event`: the scheduler has
 ENGINE_RESOURCE = "ENGINE"  # on a worker that may host an engine
 SLOT_RESOURCE = "LLM"  # published when its engine answers: one per slot, and for each step ahead
 TOOL_RESOURCE = "TOOL"  # on a worker for actions: one per CPU
-MODEL_RESOURCE = (
-    "MODEL"  # on a worker for model services: one per GPU, or per memory slot of a host without GPUs
-)
+MODEL_RESOURCE = "MODEL"  # on a worker for model services: one per GPU, or per memory slot of a host without GPUs
 TRAINER_RESOURCE = "TRAINER"  # on a worker that hosts the trainer of a run: 1
 # More tags of a worker for model services: copies on one GPU at a time [1], bytes of a memory slot, and bytes of host
 # memory for copies [no limit].

@@ -85,9 +85,7 @@ async def ask_over(connection: Any, request: Request[Answer]) -> Answer:
     return _answer(request, await dask.call_over(connection, name, **arguments))
 
 
-async def ask_scheduler_at(
-    address: str, connection_args: Mapping[str, Any], request: Request[Answer]
-) -> Answer:
+async def ask_scheduler_at(address: str, connection_args: Mapping[str, Any], request: Request[Answer]) -> Answer:
     """Ask the plugin of the scheduler at an address, without a client.
 
     Raises
@@ -182,9 +180,7 @@ class Handlers:
         self._rpc: dict[str, Callable[..., Any]] = {}
         self._stream: dict[str, Callable[..., Any]] = {}
 
-    def answer(
-        self, kind: type[Request[Answer]], handler: Callable[[Any], Coroutine[Any, Any, Answer]]
-    ) -> None:
+    def answer(self, kind: type[Request[Answer]], handler: Callable[[Any], Coroutine[Any, Any, Answer]]) -> None:
         """Answer requests of this type; `BadInput` that the handler raises is sent as a refusal."""
 
         async def answer_request(**mapping: Any) -> dict[str, Any]:

@@ -135,13 +135,7 @@ class EngineHost:
             try:
                 installed = self.installed
                 staged = await self._staged() if installed is None else None
-                model = (
-                    str(installed.path)
-                    if installed is not None
-                    else staged.path
-                    if staged
-                    else self.spec.model
-                )
+                model = str(installed.path) if installed is not None else staged.path if staged else self.spec.model
                 spec = replace(self.spec, model=model)
                 process = self._process = EngineProcess(spec, directory, records=self._records)
                 reason = await self._live_once(process, installed)

@@ -161,9 +161,7 @@ class ChunkOrders:
     def __init__(self) -> None:
         self._open: list[tuple[GpuChunk | None, asyncio.Event]] = []
 
-    async def in_turn(
-        self, chunk: GpuChunk | None, carry_out: Callable[[], Coroutine[Any, Any, None]]
-    ) -> None:
+    async def in_turn(self, chunk: GpuChunk | None, carry_out: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Carry out an order after all earlier ones for this chunk; None: after all earlier ones."""
         before = [done for other, done in self._open if chunk is None or other is None or other == chunk]
         mine = (chunk, asyncio.Event())

@@ -167,8 +167,7 @@ def _print_to(output: int) -> None:
     os.close(output)
     # Not `reconfigure`: the old streams were made for files of another kind.
     sys.stdout, sys.stderr = (
-        os.fdopen(number, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-        for number in (1, 2)
+        os.fdopen(number, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False) for number in (1, 2)
     )
 
 

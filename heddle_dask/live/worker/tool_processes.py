@@ -40,10 +40,7 @@ from heddle_dask.live.worker.tool_fork_server import (
 # Plain functions get a process each; so many run at once beside those that have a CPU, the others wait.
 MAX_PROCESSES = 64
 # The server imports from where the worker does; the environment that tools see stays as it is.
-_PROGRAM = (
-    "import sys; sys.path[:] = sys.argv[2:]; "
-    "from heddle_dask.live.worker.tool_fork_server import main; main()"
-)
+_PROGRAM = "import sys; sys.path[:] = sys.argv[2:]; from heddle_dask.live.worker.tool_fork_server import main; main()"
 # Of a stream's buffer: results are read in pieces of this size.
 _BUFFER_BYTES = 4 << 20
 # A process that has closed its socket has ended, or is about to: its exit status comes within milliseconds.

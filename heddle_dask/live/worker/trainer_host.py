@@ -48,9 +48,7 @@ def _host_here() -> TrainerHost:
     worker = get_worker()
     found = worker.plugins.get(PLUGIN_NAME)
     if not isinstance(found, TrainerHost) or found.worker is None:
-        raise BadInput(
-            f"worker {worker.address} hosts no trainer: start it with --resources {TRAINER_RESOURCE}=1"
-        )
+        raise BadInput(f"worker {worker.address} hosts no trainer: start it with --resources {TRAINER_RESOURCE}=1")
     return found
 
 

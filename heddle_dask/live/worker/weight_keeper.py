@@ -123,9 +123,7 @@ class WeightKeeper:
         if is_collective(order.uri):
             fetching = CollectiveFetch(client, engine_kind(spec.kind).dialect, copies)
             return await fetching.fetch(order.uri, order.version, stop)
-        return await asyncio.to_thread(
-            copies.fetch, order.uri, order.version, client.version, stop, recheck=recheck
-        )
+        return await asyncio.to_thread(copies.fetch, order.uri, order.version, client.version, stop, recheck=recheck)
 
     async def _install(self, order: InstallWeights) -> None:
         paused_s, cause = 0.0, ""

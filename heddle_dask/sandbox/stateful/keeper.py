@@ -68,9 +68,7 @@ class SandboxKeeper:
         The most starts that have gone on at the same time.
     """
 
-    def __init__(
-        self, make: Callable[[str, SandboxSpec], StatefulSandbox], *, max_starts: int = MAX_STARTS
-    ) -> None:
+    def __init__(self, make: Callable[[str, SandboxSpec], StatefulSandbox], *, max_starts: int = MAX_STARTS) -> None:
         self._make = make
         self._starts = asyncio.Semaphore(max_starts)
         self._kept: dict[str, _Kept] = {}
@@ -117,9 +115,7 @@ class SandboxKeeper:
         finally:
             mine.pop(task, None)
 
-    async def _perform(
-        self, order: SandboxOrder, cpus: int, cores: tuple[int, ...], key: str
-    ) -> dict[str, Any]:
+    async def _perform(self, order: SandboxOrder, cpus: int, cores: tuple[int, ...], key: str) -> dict[str, Any]:
         kept = self._kept.get(order.sandbox)
         if kept is not None and key and kept.key == key and not kept.broken:
             return kept.answer
@@ -138,9 +134,7 @@ class SandboxKeeper:
         kept.key = key
         return kept.answer
 
-    async def _do(
-        self, kept: _Kept, operation: Operation, cpus: int, cores: tuple[int, ...]
-    ) -> tuple[Any, str]:
+    async def _do(self, kept: _Kept, operation: Operation, cpus: int, cores: tuple[int, ...]) -> tuple[Any, str]:
         """The value of an operation, and its digest."""
         if isinstance(operation, GetOperation):
             return await kept.sandbox.get(operation.path, operation.most_bytes), ""

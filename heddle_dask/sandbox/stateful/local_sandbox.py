@@ -82,9 +82,7 @@ class LocalSandbox:
     async def _run(self, command: Command) -> ExecResult:
         prepared = self._kind.prepare(command, self._files, self._spec)
         allowed = await self._allowed()
-        started = await SupervisedCommand.start(
-            prepared, self._spec, command.cores, outlives=bool(command.service)
-        )
+        started = await SupervisedCommand.start(prepared, self._spec, command.cores, outlives=bool(command.service))
         if command.service:
             return await self._keep(command.service, started)
         result = await started.until_end(command.timeout_s, self._accounting, self._files.usage, allowed)
@@ -121,9 +119,7 @@ class LocalSandbox:
     async def put(self, path: str, content: bytes) -> None:
         used = await asyncio.to_thread(self._files.usage)
         if used.used_bytes + len(content) > self._spec.disk_bytes:
-            raise SandboxFailed(
-                f"sandbox file {path!r}: over the limit of {self._spec.disk_bytes:,} bytes in all"
-            )
+            raise SandboxFailed(f"sandbox file {path!r}: over the limit of {self._spec.disk_bytes:,} bytes in all")
         await asyncio.to_thread(self._files.put, path, content)
 
     async def get(self, path: str, most_bytes: int = 16 * MIB) -> bytes:
@@ -166,9 +162,7 @@ def sandboxes_directory() -> Path:
     path.mkdir(mode=mode, parents=True, exist_ok=True)
     facts = os.lstat(path)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
-        raise HeddleError(
-            f"directory {path} cannot be used: another user may have made it: remove it, or set TMPDIR"
-        )
+        raise HeddleError(f"directory {path} cannot be used: another user may have made it: remove it, or set TMPDIR")
     path.chmod(mode)
     return path
 

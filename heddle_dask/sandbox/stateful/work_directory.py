@@ -55,9 +55,7 @@ class WorkDirectory:
         owner = {"pid": os.getpid(), "started": start_of(os.getpid()), "host": os.uname().nodename}
         (self.path / _OWNER).write_text(json.dumps(owner))
         uid, gid = (os.getuid(), os.getgid()) if self.uid is None else (self.uid, self.uid)
-        (self.path / "passwd").write_text(
-            f"root:x:0:0::/:/bin/sh\nagent:x:{uid}:{gid}::/home/agent:/bin/sh\n"
-        )
+        (self.path / "passwd").write_text(f"root:x:0:0::/:/bin/sh\nagent:x:{uid}:{gid}::/home/agent:/bin/sh\n")
         (self.path / "group").write_text(f"root:x:0:\nagent:x:{gid}:\n")
 
     def copy_of(self, other: WorkDirectory) -> None:

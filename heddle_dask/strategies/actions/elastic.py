@@ -190,9 +190,7 @@ class ElasticUnits:
         offer_in_turn(view, queues, self.max_wait_s, take)
         return found
 
-    def _place(
-        self, view: ClusterView, free: FreeResources, turn: Turn, places: dict[str, HostId]
-    ) -> HostId | None:
+    def _place(self, view: ClusterView, free: FreeResources, turn: Turn, places: dict[str, HostId]) -> HostId | None:
         """The host for the amounts with which an action starts at least; None: it does not fit now."""
         action = turn.action
         spec, need = action.spec, self._units.start_need(free, turn)
@@ -220,9 +218,7 @@ class ElasticUnits:
         able = [
             host_id
             for host_id, host in hosts.items()
-            if host_id not in self._kept.values()
-            and fixed in (None, host_id)
-            and covers(host.spec.resources, need)
+            if host_id not in self._kept.values() and fixed in (None, host_id) and covers(host.spec.resources, need)
         ]
         if not able:
             return

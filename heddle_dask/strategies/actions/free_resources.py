@@ -99,9 +99,7 @@ class FreeResources:
         fixed = self._view.host_fixed(action)
         if fixed is None:
             return self.best_host(action, need, main_resource(spec.demand.names))
-        there = fixed in self.hosts.get(spec.pool, {}) and self.host_fits(
-            fixed, spec.pool, need, spec.action_id
-        )
+        there = fixed in self.hosts.get(spec.pool, {}) and self.host_fits(fixed, spec.pool, need, spec.action_id)
         return fixed if there else None
 
     def has_able_host(self, pool: str, need: Resources) -> bool:
@@ -164,9 +162,7 @@ def fixed_amounts(free: FreeResources, pool: str, demand: ResourceDemand, units:
     if elastic is None:
         return least_of(demand)
     if api_of(elastic) is None:
-        units = min(
-            units, max((h.spec.resources[elastic] for h in free.hosts.get(pool, {}).values()), default=units)
-        )
+        units = min(units, max((h.spec.resources[elastic] for h in free.hosts.get(pool, {}).values()), default=units))
     return granted(demand, demand[elastic].nearest(units))
 
 

@@ -76,9 +76,7 @@ class UnitChoice:
     start_efficiency: float
     _running: dict[HostId, list[tuple[float, Action]]] = field(default_factory=dict)
 
-    def grants(
-        self, view: ClusterView, free: FreeResources, candidates: Sequence[ActionCandidate]
-    ) -> list[Grant]:
+    def grants(self, view: ClusterView, free: FreeResources, candidates: Sequence[ActionCandidate]) -> list[Grant]:
         """Grants for the candidates that start now, in their order."""
         chosen: dict[int, tuple[HostId, int | None]] = {}
         shares: dict[tuple[str, str, str], dict[int, _Share]] = {}
@@ -94,13 +92,10 @@ class UnitChoice:
                 self._share_units(view, free, (pool, host, resource), sharing, candidates, chosen)
         self._try_more(free, candidates, chosen)
         return [
-            self._grant(view, candidates[number], host_id, units)
-            for number, (host_id, units) in sorted(chosen.items())
+            self._grant(view, candidates[number], host_id, units) for number, (host_id, units) in sorted(chosen.items())
         ]
 
-    def _grant(
-        self, view: ClusterView, candidate: ActionCandidate, host_id: HostId, units: int | None
-    ) -> Grant:
+    def _grant(self, view: ClusterView, candidate: ActionCandidate, host_id: HostId, units: int | None) -> Grant:
         spec = candidate.action.spec
         elastic = elastic_of(spec.demand)
         resources = candidate.need if units is None else granted(spec.demand, units)

@@ -215,9 +215,7 @@ class Waiting:
     ladder: tuple[tuple[int, float], ...]
 
 
-def waiting_cost(
-    releases: Sequence[Release], waiting: Sequence[Waiting], depth: int, ahead: Ahead = "first"
-) -> float:
+def waiting_cost(releases: Sequence[Release], waiting: Sequence[Waiting], depth: int, ahead: Ahead = "first") -> float:
     """Sum of the completion times of `waiting`, which start in order, each when enough units are free.
 
     Parameters
@@ -238,9 +236,7 @@ def waiting_cost(
     return min(_queued_cost(heap.copy(), total, waiting, rung, ahead) for rung in tried)
 
 
-def _queued_cost(
-    heap: list[Release], total: int, waiting: Sequence[Waiting], rung: int, ahead: Ahead
-) -> float:
+def _queued_cost(heap: list[Release], total: int, waiting: Sequence[Waiting], rung: int, ahead: Ahead) -> float:
     now = cost = 0.0
     idle = 0
     for action in waiting:

@@ -38,9 +38,7 @@ class AtMost:
         given = {"alive": self.alive, "per_engine": self.per_engine}
         limits = {name: limit for name, limit in given.items() if limit is not None}
         if len(limits) != 1:
-            raise ValueError(
-                "it needs one of the options alive and per_engine, as in admission=at-most,alive=64"
-            )
+            raise ValueError("it needs one of the options alive and per_engine, as in admission=at-most,alive=64")
         for name, limit in limits.items():
             if not isinstance(limit, int) or limit < 1:
                 raise ValueError(f"{name} is {limit!r}; it must be a whole number from 1")

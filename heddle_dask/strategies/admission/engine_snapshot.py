@@ -130,8 +130,7 @@ class EngineSnapshot:
     def may_ever_fit(self, demand: RemainingDemand) -> bool:
         """Whether the trajectory would fit on the empty engine."""
         return (
-            self._capacity_tokens <= 0
-            or demand.context_tokens + demand.growth * demand.tokens <= self._capacity_tokens
+            self._capacity_tokens <= 0 or demand.context_tokens + demand.growth * demand.tokens <= self._capacity_tokens
         )
 
     def add(self, trajectory: Trajectory, demand: RemainingDemand) -> None:

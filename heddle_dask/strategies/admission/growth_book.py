@@ -49,9 +49,7 @@ class GrowthBook:
             self._left = self._events = 0
         return due
 
-    def domains(
-        self, view: ClusterView, engines: Sequence[Engine], prompts: GroupPrompts
-    ) -> dict[str, DomainGrowth]:
+    def domains(self, view: ClusterView, engines: Sequence[Engine], prompts: GroupPrompts) -> dict[str, DomainGrowth]:
         """All that have ended, and all that are alive on `engines`, those of other runs included."""
         names = dict.fromkeys([*self._ended, *self._cut])
         domains = {n: DomainGrowth(self._ended.get(n, ()), self._cut.get(n, ())) for n in names}

@@ -114,12 +114,8 @@ class KvForecast:
         capacity_tokens = [self.fill * engine.spec.kv_capacity_tokens for engine in engines]
         most = float(max(engine.spec.max_context_tokens for engine in engines))
         waiting = next(iter(view.unadmitted), None)
-        prompt = (
-            unknown_prompt_tokens(engines) if waiting is None else self._prompts.tokens_of(waiting, engines)
-        )
-        forecast = ContextForecast(
-            domains, capacity_tokens, most, prompt, doubt=self.doubt, spread=self.spread
-        )
+        prompt = unknown_prompt_tokens(engines) if waiting is None else self._prompts.tokens_of(waiting, engines)
+        forecast = ContextForecast(domains, capacity_tokens, most, prompt, doubt=self.doubt, spread=self.spread)
         for trajectory in view.homeless:  # they come back to one of these engines, and wait for no admission
             spec, context = trajectory.spec, self._prompts.tokens_of(trajectory, engines)
             number, _ = forecast.best_engine(spec.domain, context, spec.group_id)

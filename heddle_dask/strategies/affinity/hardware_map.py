@@ -33,9 +33,7 @@ def of_class(engines: Sequence[Engine], hardware: str) -> list[Engine]:
     return [engine for engine in engines if engine.spec.hardware == hardware]
 
 
-def preferred(
-    wanted: str, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
-) -> Sequence[Engine]:
+def preferred(wanted: str, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Sequence[Engine]:
     """The engines of the wanted class; another class only while all of that one are full.
 
     This is the fallback of RollArt (OSDI'26, sections 3.1 and 3.3). A trajectory that is at home in the wanted class
@@ -161,8 +159,7 @@ def check_affinity(strategies: StrategySet, hardware: Collection[str], domains: 
         for key in affinity.classes:
             if domains and key != DEFAULT and not any(_covers(key, domain) for domain in domains):
                 raise BadInput(
-                    f"affinity names domain '{key}', of which there is no task; domains: "
-                    f"{', '.join(sorted(domains))}"
+                    f"affinity names domain '{key}', of which there is no task; domains: {', '.join(sorted(domains))}"
                 )
     elif isinstance(affinity, NamesClasses):
         _check_classes(affinity.named_classes(), hardware)

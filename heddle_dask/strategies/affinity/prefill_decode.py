@@ -125,9 +125,7 @@ class PrefillDecode:
             return kept
         return min(able, key=lambda engine: (engine.inflight_tokens, engine.number), default=None)
 
-    def _gain_s(
-        self, step: StepRequest, new_tokens: int, places: _Places, source: Engine, target: Engine
-    ) -> float:
+    def _gain_s(self, step: StepRequest, new_tokens: int, places: _Places, source: Engine, target: Engine) -> float:
         """Seconds that the prefill engine saves: the prompt's own, and those of the sequences that decode beside it."""
         here = self._costs.of(target)
         alone_s = here.prefill_token_s * new_tokens

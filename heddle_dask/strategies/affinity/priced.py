@@ -115,9 +115,7 @@ def step_work_s(cost: EngineCost, means: StepMeans, batch: float) -> float:
     of the terms of the iteration.
     """
     token_s = cost.token_s + cost.sequence_s + cost.context_token_s * means.context_tokens
-    fixed_s = cost.iteration_s(max(1, round(batch)), 0) - (cost.token_s + cost.sequence_s) * max(
-        1, round(batch)
-    )
+    fixed_s = cost.iteration_s(max(1, round(batch)), 0) - (cost.token_s + cost.sequence_s) * max(1, round(batch))
     decode_s = means.generated_tokens * (token_s + fixed_s / max(1.0, batch))
     return decode_s + cost.prefill_token_s * means.prompt_tokens
 
@@ -191,11 +189,7 @@ class PricedAffinity:
             self._take_off(mine)
         prices = {name: self._price(works[name], name, len(engines)) for name, engines in classes.items()}
         best = min(prices, key=lambda name: prices[name])
-        if (
-            mine is not None
-            and mine.hardware in prices
-            and prices[mine.hardware] < self.advantage * prices[best]
-        ):
+        if mine is not None and mine.hardware in prices and prices[mine.hardware] < self.advantage * prices[best]:
             best = mine.hardware
         self._assign(trajectory, best, known, works[best])
         return best

@@ -61,9 +61,7 @@ class LoadBoard:
         self._identical = [identical.setdefault(engine[1:], len(identical)) for engine in engines]
         self._kinds = list(dict.fromkeys((cost, slots) for _, cost, slots, _ in engines))
 
-    def set(
-        self, j: int, residents: int, kv_tokens: int, remaining_tokens: float, longest_tokens: float
-    ) -> None:
+    def set(self, j: int, residents: int, kv_tokens: int, remaining_tokens: float, longest_tokens: float) -> None:
         """Set the load of engine j."""
         self.residents[j], self.kv_tokens[j] = residents, kv_tokens
         self._remaining[j], self._longest[j] = remaining_tokens, longest_tokens

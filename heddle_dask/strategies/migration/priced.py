@@ -167,9 +167,7 @@ class Priced:
         check_quantile(self.quantile)
         prices = (self.relative, self.absolute_s, self.max_moves, self.setup_s, self.token_s)
         if min(prices) < 0:
-            raise ValueError(
-                "use numbers of at least 0 for relative, absolute_s, max_moves, setup_s and token_s"
-            )
+            raise ValueError("use numbers of at least 0 for relative, absolute_s, max_moves, setup_s and token_s")
         self._costs = EngineCosts(self.profile)
         self._margin = Margin(self.relative, self.absolute_s, self.max_moves)
         self._link = Link(self.setup_s, self.token_s)

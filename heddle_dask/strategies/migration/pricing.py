@@ -260,9 +260,7 @@ def cheapest_move(
     """
     cached = min(candidate.cached_tokens.get(target.engine_id, 0.0), candidate.context_tokens)
     missing = candidate.context_tokens - cached
-    prices: list[tuple[float, MoveKind]] = [
-        (target.cost.prefill_s(round(missing), round(cached)), "recompute")
-    ]
+    prices: list[tuple[float, MoveKind]] = [(target.cost.prefill_s(round(missing), round(cached)), "recompute")]
     if link is not None:
         prices.append((link.transfer_s(missing), "transfer"))
     price_s, kind = min(prices, key=lambda price: (max(0.0, price[0] - candidate.tool_s), price[0]))

@@ -46,9 +46,7 @@ class RankRule:
         """Propose a move to the engine of the trajectory's rank."""
         if self.plan is None or self.plan.latest is None:
             return None
-        rank = self._order.update(
-            trajectory.trajectory_id, remaining_or_context_tokens(trajectory, self.quantile)
-        )
+        rank = self._order.update(trajectory.trajectory_id, remaining_or_context_tokens(trajectory, self.quantile))
         latest = self.plan.latest
         target: EngineId = latest.engines[rank_target(rank, len(self._order), latest.sizes)]
         ready = {engine.engine_id: engine for engine in view.ready_engines}

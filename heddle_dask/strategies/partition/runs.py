@@ -192,9 +192,7 @@ def even_split_s(trajectories: Presorted, workers: Sequence[Worker]) -> float:
     return trajectories.lengths[0] * slowest
 
 
-def pack_in_order(
-    trajectories: Presorted, workers: Sequence[Worker], limit: float
-) -> tuple[Partition | None, float]:
+def pack_in_order(trajectories: Presorted, workers: Sequence[Worker], limit: float) -> tuple[Partition | None, float]:
     """Greedy packing: each worker in turn takes the longest run within `limit` seconds (an `Attempt`)."""
     start, following = 0, math.inf
     runs: list[WorkerRun] = []

@@ -34,9 +34,7 @@ class CacheAware:
         if self.skew_steps < 0 or self.skew_ratio < 1:
             raise ValueError(f"skew_steps={self.skew_steps}, skew_ratio={self.skew_ratio}: use >= 0 and >= 1")
 
-    def choose_engine(
-        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
-    ) -> Engine:
+    def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
         """Always one of the candidates."""
         chosen = self._choose(trajectory, candidates)
         self._remember(trajectory.spec.group_id, chosen.engine_id)

@@ -30,9 +30,7 @@ def resident_load(engine: Engine) -> tuple[float, ...]:
     return engine.resident_tokens / slots, len(engine.residents) / slots
 
 
-def pick_least(
-    candidates: Sequence[Engine], amounts: Sequence[float], load: Load, rng: random.Random
-) -> Engine:
+def pick_least(candidates: Sequence[Engine], amounts: Sequence[float], load: Load, rng: random.Random) -> Engine:
     """The candidate of least load; ties at random.
 
     `amounts` are the first parts of the loads, computed by the caller for speed: a function call for each of a thousand
@@ -69,9 +67,7 @@ class LeastLoad:
             raise ValueError(f"of={self.of}: use tokens or steps")
         self._rng = random.Random(self.seed)
 
-    def choose_engine(
-        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
-    ) -> Engine:
+    def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
         """The candidate with the least load in flight."""
         if self.of == "steps":
             steps = [len(engine.inflight) for engine in candidates]

@@ -129,9 +129,7 @@ class PresortedPlan:
         if latest is not None and self._stands(latest, trajectories, engines):
             self._by_rank += len(trajectories)
             for trajectory in trajectories:
-                self._expect(
-                    trajectory, latest.engine_by_rank(remaining_or_context_tokens(trajectory, self.quantile))
-                )
+                self._expect(trajectory, latest.engine_by_rank(remaining_or_context_tokens(trajectory, self.quantile)))
             return
         self._open = {i: entry for i, entry in self._open.items() if entry[0].state not in OVER}
         self._active = {i: one for i, one in self._active.items() if one.state not in OVER}
@@ -143,18 +141,14 @@ class PresortedPlan:
 
     def _stands(self, latest: Plan, trajectories: Sequence[Trajectory], engines: Sequence[Engine]) -> bool:
         """Whether the latest plan is still used: same engines, and few arrivals since."""
-        few = len(trajectories) < len(engines) and 2 * (self._by_rank + len(trajectories)) <= len(
-            latest.lengths
-        )
+        few = len(trajectories) < len(engines) and 2 * (self._by_rank + len(trajectories)) <= len(latest.lengths)
         return few and {engine.engine_id for engine in engines} == set(latest.engines)
 
     def _expect(self, trajectory: Trajectory, engine_id: EngineId) -> None:
         self._active[trajectory.trajectory_id] = trajectory
         self._open[trajectory.trajectory_id] = (trajectory, engine_id)
 
-    def choose_engine(
-        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
-    ) -> Engine:
+    def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
         """The home, else the planned engine, else the first of least resident load."""
         home = home_among(trajectory, candidates)
         if home is not None:

@@ -21,9 +21,7 @@ class RoundRobin:
     _last_turn: dict[EngineId, int] = field(default_factory=dict)
     _turn: int = 0
 
-    def choose_engine(
-        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
-    ) -> Engine:
+    def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
         """The least recently used candidate; of unused ones the first to join."""
         choice = min(candidates, key=lambda e: (self._last_turn.get(e.engine_id, 0), e.number))
         self._turn += 1

@@ -29,9 +29,7 @@ class Sticky:
     With rendezvous hashing the loss of an engine moves only the trajectories on it.
     """
 
-    def choose_engine(
-        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
-    ) -> Engine:
+    def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
         """The home, else the candidate of largest hash weight."""
         home = home_among(trajectory, candidates)
         if home is not None:

@@ -27,9 +27,7 @@ class StickyByCount:
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
 
-    def choose_engine(
-        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
-    ) -> Engine:
+    def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
         """The home, else the candidate with the fewest live trajectories."""
         home = home_among(trajectory, candidates)
         if home is not None:

@@ -27,9 +27,7 @@ class StickyLeastLoaded:
     def __post_init__(self) -> None:
         self._rng = random.Random(self.seed)
 
-    def choose_engine(
-        self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]
-    ) -> Engine:
+    def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
         """The home, else the engine of its reservation, else the candidate with the least resident load."""
         home = home_among(trajectory, candidates) or engine_among(candidates, trajectory.reserved_on)
         if home is not None:

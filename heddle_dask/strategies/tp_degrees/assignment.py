@@ -184,9 +184,7 @@ class _FillingNode:
     planned: list[int] = field(default_factory=list)
 
     def has_room(self, degree: int) -> bool:
-        return sum(self.planned) + degree <= len(self.node.gpus) and len(self.planned) < len(
-            self.node.workers
-        )
+        return sum(self.planned) + degree <= len(self.node.gpus) and len(self.planned) < len(self.node.workers)
 
     def harm(self, degree: int, later: set[int]) -> tuple[bool, int]:
         """Whether the engine would be new here, and the number of GPUs it takes from engines that may still be kept."""
@@ -218,9 +216,7 @@ class _FillingNode:
         place = {gpu: at for at, gpu in enumerate(self.node.gpus)}
         kept: list[EngineAssignment] = []
         for degree in dict.fromkeys(self.planned):
-            mine = sorted(
-                (one for one in self.now if one.tp_degree == degree), key=lambda one: place[one.gpus[0]]
-            )
+            mine = sorted((one for one in self.now if one.tp_degree == degree), key=lambda one: place[one.gpus[0]])
             count = min(self.planned.count(degree), len(mine))
             kept += mine[len(mine) - count :]
         return kept

@@ -58,9 +58,7 @@ def forecast_works(request: DegreeRequest, predicted: Sequence[Quantiles]) -> tu
     """
     works: list[Work] = []
     sources: dict[str, None] = {}
-    by_length = sorted(
-        request.finished, key=lambda one: (one.decode_tokens, one.observation_tokens, one.tool_s)
-    )
+    by_length = sorted(request.finished, key=lambda one: (one.decode_tokens, one.observation_tokens, one.tool_s))
     typical = by_length[len(by_length) // 2] if by_length else FinishedWork(0)
     for number, (spec, known) in enumerate(zip(request.trajectories, request.known_tokens, strict=True)):
         level = level_of(number)
@@ -99,9 +97,7 @@ class PerToken:
     observation_tokens: float
     tool_s: float
 
-    def work(
-        self, number: int, group: str, prompt_tokens: int, made: Quantiles, max_context_tokens: int
-    ) -> Work:
+    def work(self, number: int, group: str, prompt_tokens: int, made: Quantiles, max_context_tokens: int) -> Work:
         """The work of trajectory `number` of a batch from its prediction, at its quantile level."""
         tokens = min(made.tokens(level_of(number)), float(max_context_tokens - prompt_tokens))
         added = min(self.observation_tokens * tokens, max_context_tokens - prompt_tokens - tokens)

@@ -138,9 +138,7 @@ class Packing:
         are counted exactly here, and the better of the orders within the limit is returned.
         """
         step = self._step(state)
-        plans = [
-            self._carried_out(o, state, step) for o in range(len(self._orders)) if self._packs(o, state, step)
-        ]
+        plans = [self._carried_out(o, state, step) for o in range(len(self._orders)) if self._packs(o, state, step)]
         return min(plans, key=lambda plan: plan.seconds)
 
     def _carried_out(self, order: int, state: State, step: int) -> WorkPlan:

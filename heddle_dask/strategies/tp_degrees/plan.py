@@ -47,9 +47,7 @@ def plan_for_request(
     if not works:
         return _without_forecast(request)
     budget = budget_of(request.nodes, request.candidates)
-    return plan_for_works(
-        works, source, budget, engines, running=_running(request), seed=seed, told_apart=told_apart
-    )
+    return plan_for_works(works, source, budget, engines, running=_running(request), seed=seed, told_apart=told_apart)
 
 
 def plan_for_works(
@@ -71,17 +69,14 @@ def plan_for_works(
         As `choose_degrees`.
     """
     allowed = {tp_degree: engines[tp_degree] for tp_degree in budget.tp_degrees if tp_degree in engines}
-    choice = choose_degrees(
-        works, budget, allowed, running, seed=seed, settings=settings, told_apart=told_apart
-    )
+    choice = choose_degrees(works, budget, allowed, running, seed=seed, settings=settings, told_apart=told_apart)
     return TpDegreePlan(
         tp_degrees=choice.tp_degrees,
         source=source,
         expected_makespan_s=choice.seconds,
         restart_s=choice.price_s,
         uniform_s=tuple(
-            (tp_degree, seconds if seconds < math.inf else None)
-            for tp_degree, seconds in choice.uniform.items()
+            (tp_degree, seconds if seconds < math.inf else None) for tp_degree, seconds in choice.uniform.items()
         ),
     )
 

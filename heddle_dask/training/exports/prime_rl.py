@@ -59,14 +59,10 @@ def _micro_batch(row: SampleRow) -> list[Any]:
         row.token_ids.tolist(),  # input_ids
         row.trained.tolist(),  # loss_mask
         row.token_advantages.tolist(),  # advantages
-        [
-            p if trained else _NEUTRAL_LOGPROB for p, trained in _pairs(row.logprobs, row)
-        ],  # inference_logprobs
+        [p if trained else _NEUTRAL_LOGPROB for p, trained in _pairs(row.logprobs, row)],  # inference_logprobs
         list(range(length)),  # position_ids
         [length],  # sequence_lengths
-        [
-            t if trained else _NEUTRAL_TEMPERATURE for t, trained in _pairs(row.temperatures, row)
-        ],  # temperatures
+        [t if trained else _NEUTRAL_TEMPERATURE for t, trained in _pairs(row.temperatures, row)],  # temperatures
         [row.environment] * length,  # env_names
         [length],  # seq_lens
     ]

@@ -83,8 +83,7 @@ def write_verl_step(rows: Sequence[SampleRow], out: Path, step: int, pad_token_i
             raise BadInput(f"{path} exists: choose another folder")
         with open(aside, "wb") as file:
             stored: dict[str, Any] = {
-                name: column.astype(str) if column.dtype == object else column
-                for name, column in columns.items()
+                name: column.astype(str) if column.dtype == object else column for name, column in columns.items()
             }
             np.savez(file, **stored)
         os.replace(aside, path)
@@ -102,8 +101,7 @@ def read_verl_step(path: Path) -> dict[str, npt.NDArray[Any]]:
     try:
         with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
             return {
-                name: file[name].astype(object) if file[name].dtype.kind == "U" else file[name]
-                for name in file.files
+                name: file[name].astype(object) if file[name].dtype.kind == "U" else file[name] for name in file.files
             }
     except (OSError, ValueError, AttributeError) as error:
         raise BadInput(f"cannot read {path}: {error}: export it again") from None

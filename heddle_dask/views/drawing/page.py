@@ -157,8 +157,7 @@ def section(title: str, *parts: str, level: int = 2) -> str:
 def tiles(figures: Sequence[tuple[str, str]]) -> str:
     """Key figures: (name, value), plain text."""
     boxes = "".join(
-        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
-        for name, value in figures
+        f'<div class="tile"><b>{escape(value)}</b><span>{escape(name)}</span></div>' for name, value in figures
     )
     return f'<div class="tiles">{boxes}</div>'
 
@@ -168,8 +167,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[in
 
     def line(cells: Sequence[str], tag: str) -> str:
         return "".join(
-            f"<{tag}{' class=text' if number in texts else ''}>{cell}</{tag}>"
-            for number, cell in enumerate(cells)
+            f"<{tag}{' class=text' if number in texts else ''}>{cell}</{tag}>" for number, cell in enumerate(cells)
         )
 
     body = "".join(f"<tr>{line(row, 'td')}</tr>" for row in rows)

@@ -54,10 +54,7 @@ class Frame:
         cells = len(above)
         edges = [self.x(self.most_x * cell / cells) for cell in range(cells + 1)]
         up = [f"{edges[cell]:.1f} {self.y(above[cell]):.1f}H{edges[cell + 1]:.1f}" for cell in range(cells)]
-        down = [
-            f"{edges[cell + 1]:.1f} {self.y(below[cell]):.1f}H{edges[cell]:.1f}"
-            for cell in reversed(range(cells))
-        ]
+        down = [f"{edges[cell + 1]:.1f} {self.y(below[cell]):.1f}H{edges[cell]:.1f}" for cell in reversed(range(cells))]
         return "M" + "L".join([*up, *down]) + "z"
 
 
@@ -125,16 +122,12 @@ def heat_map(rows: Sequence[tuple[str, Sequence[float]]], *, most: float, x_most
     ]
     bottom = len(rows) * height
     parts.append(f'<text x="{LEFT}" y="{bottom + 14}">0 s</text>')
-    parts.append(
-        f'<text x="{_WIDTH - RIGHT}" y="{bottom + 14}" text-anchor="end">{number_text(x_most_s)} s</text>'
-    )
+    parts.append(f'<text x="{_WIDTH - RIGHT}" y="{bottom + 14}" text-anchor="end">{number_text(x_most_s)} s</text>')
     parts.append(_shades(bottom + 22, most, unit))
     return svg(_WIDTH, bottom + 38, parts)
 
 
-def _cells(
-    cells: Sequence[float], top: int, height: int, wide: int, most: float, boxes: dict[int, list[str]]
-) -> None:
+def _cells(cells: Sequence[float], top: int, height: int, wide: int, most: float, boxes: dict[int, list[str]]) -> None:
     width = wide / max(1, len(cells))
     for cell, value in enumerate(cells):
         if value > 0 and most > 0:

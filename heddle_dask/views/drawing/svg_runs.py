@@ -62,9 +62,7 @@ def phase_legend(parts: Sequence[Phase]) -> str:
     """Squares and names, as HTML."""
     return (
         '<p class="legend">'
-        + "".join(
-            f'<span><i style="background:{colour(phase)}"></i>{PHASE_TITLE[phase]}</span>' for phase in parts
-        )
+        + "".join(f'<span><i style="background:{colour(phase)}"></i>{PHASE_TITLE[phase]}</span>' for phase in parts)
         + "</p>"
     )
 
@@ -87,9 +85,7 @@ def area_chart(
     for name, hue, values in series:
         above = [low + value for low, value in zip(below, values, strict=True)]
         if any(values):
-            parts.append(
-                f'<path fill="{hue}" d="{frame.band(below, above)}"><title>{escape(name)}</title></path>'
-            )
+            parts.append(f'<path fill="{hue}" d="{frame.band(below, above)}"><title>{escape(name)}</title></path>')
         below = above
     parts += [_mark_line(frame.x(mark.at_s), TOP, height - BOTTOM, mark.text) for mark in marks]
     return svg(WIDE, height, parts)
@@ -115,9 +111,7 @@ def timeline(rows: Sequence[TimelineRow], *, until_s: float, marks: Sequence[Tim
     bottom = tall * len(rows)
     for tick in range(6):
         x = left + wide * tick / 5
-        parts.append(
-            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{bottom + 4}" stroke="{GRID}" stroke-width="0.6"/>'
-        )
+        parts.append(f'<line x1="{x:.1f}" x2="{x:.1f}" y1="0" y2="{bottom + 4}" stroke="{GRID}" stroke-width="0.6"/>')
         anchor = "end" if tick == 5 else "middle"
         parts.append(
             f'<text x="{x:.1f}" y="{bottom + 17}" text-anchor="{anchor}">{number_text(until_s * tick / 5)} s</text>'
@@ -135,9 +129,7 @@ def _boxes(
     for start, stop, phase in segments:
         width = (stop - start) * scale
         if width >= _LEAST_PIXELS:
-            boxes.setdefault(phase, []).append(
-                f"M{left + start * scale:.1f} {top}h{width:.1f}v{height}h-{width:.1f}z"
-            )
+            boxes.setdefault(phase, []).append(f"M{left + start * scale:.1f} {top}h{width:.1f}v{height}h-{width:.1f}z")
     return {phase: "".join(each) for phase, each in boxes.items()}
 
 

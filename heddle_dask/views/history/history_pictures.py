@@ -156,9 +156,7 @@ def series_of(history: RunHistory) -> RunSeries:
         row = by_index.get(index)
         now = (0, 0, 0) if row is None else (row.generating, row.queued, row.resident_tokens)
         names = ("generating", "queued", "resident")
-        charted.append(
-            EngineSeries(index, *(ints((index, name), n) for name, n in zip(names, now, strict=True)))
-        )
+        charted.append(EngineSeries(index, *(ints((index, name), n) for name, n in zip(names, now, strict=True))))
     return RunSeries(
         at_s=(*series.at_s, history.at_s),
         live=ints("live", history.live),
@@ -183,9 +181,7 @@ def longest_of(history: RunHistory, most: int, segments: int) -> tuple[Trajector
 
 
 def latest_ended_of(history: RunHistory, most: int, segments: int) -> tuple[TrajectoryView, ...]:
-    return tuple(
-        trajectory_of(lane, history.at_s, segments) for lane in islice(reversed(history.ended_lanes), most)
-    )
+    return tuple(trajectory_of(lane, history.at_s, segments) for lane in islice(reversed(history.ended_lanes), most))
 
 
 def trajectory_of(lane: Lane, now_s: float, segments: int) -> TrajectoryView:

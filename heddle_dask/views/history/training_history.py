@@ -34,9 +34,7 @@ class TrainingHistory:
         self._paused_s = self._longest_pause_s = 0.0
 
     def joined(self, event: ev.EngineJoined) -> None:
-        self.versions[event.engine.engine_id] = PolicyVersion(
-            event.engine.lineage, event.engine.policy_version
-        )
+        self.versions[event.engine.engine_id] = PolicyVersion(event.engine.lineage, event.engine.policy_version)
 
     def lost(self, event: ev.EngineLost) -> None:
         self.versions.pop(event.engine_id, None)

@@ -68,9 +68,7 @@ def recomputed(steps: Sequence[StepRecord]) -> int:
     count = 0
     for step in steps:
         is_later = step.branch in seen or step.step_index > 0
-        count += (
-            is_later and step.prompt_tokens > 0 and step.cached_tokens < _CACHED_SHARE * step.prompt_tokens
-        )
+        count += is_later and step.prompt_tokens > 0 and step.cached_tokens < _CACHED_SHARE * step.prompt_tokens
         seen.add(step.branch)
     return count
 

@@ -105,9 +105,7 @@ def seconds_section(figures: RunFigures) -> str:
                 escape(PHASE_TEXT[phase]),
             ]
         )
-    rows.append(
-        ["total", f"{total_ns / NS_PER_S:,.1f}", "100.0%", f"{total_ns / NS_PER_S / count:,.2f}", "", "", ""]
-    )
+    rows.append(["total", f"{total_ns / NS_PER_S:,.1f}", "100.0%", f"{total_ns / NS_PER_S / count:,.2f}", "", "", ""])
     head = ["phase", "seconds", "share", "mean", "median", "most", "meaning"]
     return section(
         "Where each second went",
@@ -155,9 +153,7 @@ def timeline_section(figures: RunFigures, axis: RunAxis) -> str:
         shift_s = axis.axis.at(session, 0.0)
         title = f"{shown.row.trajectory_id}: {shown.row.status}, {shown.account.duration_s:,.2f} s"
         rows.append(TimelineRow(shown.row.trajectory_id, title, on_axis(shown.account.segments, shift_s)))
-    used = [
-        phase for phase in PHASE_TITLE if any(phase is each for row in rows for _, _, each in row.segments)
-    ]
+    used = [phase for phase in PHASE_TITLE if any(phase is each for row in rows for _, _, each in row.segments)]
     which = (
         f"All {len(rows)} trajectories"
         if len(rows) == len(figures.rows)
@@ -198,9 +194,7 @@ def live_section(figures: RunFigures, axis: RunAxis) -> str:
 def _resumed(axis: RunAxis) -> str:
     if len(axis.axis.places_s) <= 1:
         return ""
-    return (
-        " A trajectory is drawn in the session that ended it; what an earlier session did of it is not shown."
-    )
+    return " A trajectory is drawn in the session that ended it; what an earlier session did of it is not shown."
 
 
 def _tail(figures: RunFigures, axis: RunAxis) -> str:
@@ -223,9 +217,7 @@ def engines_section(figures: RunFigures, axis: RunAxis) -> str:
     for (session, engine_id), use in figures.engines.items():
         by_engine.setdefault(engine_id, {})[session] = use
     names = sorted(by_engine)
-    shown = (
-        names if len(names) <= HEAT_ROWS else [names[i * len(names) // HEAT_ROWS] for i in range(HEAT_ROWS)]
-    )
+    shown = names if len(names) <= HEAT_ROWS else [names[i * len(names) // HEAT_ROWS] for i in range(HEAT_ROWS)]
     maps = [
         ("Running steps", "running", "running steps"),
         ("Queued steps", "queued", "steps that wait for the engine"),
@@ -291,10 +283,7 @@ def pools_section(figures: RunFigures, axis: RunAxis) -> str:
                 f"Actions that run (green) and wait (orange). {_pool_text(figures)}",
             )
         )
-    rows = [
-        _action_row(label, use)
-        for label, use in sorted(figures.actions.items(), key=lambda item: -item[1].cpu_s)
-    ]
+    rows = [_action_row(label, use) for label, use in sorted(figures.actions.items(), key=lambda item: -item[1].cpu_s)]
     head = [
         "action",
         "kind",
@@ -324,11 +313,7 @@ def _action_row(label: str, use: ActionUse) -> list[str]:
         f"<code>{escape(label)}</code>",
         escape(use.kind),
         f"{sum(use.statuses.values()):,}",
-        escape(
-            ", ".join(
-                f"{count:,} {status}" for status, count in sorted(use.statuses.items()) if status != "ok"
-            )
-        ),
+        escape(", ".join(f"{count:,} {status}" for status, count in sorted(use.statuses.items()) if status != "ok")),
         *_mean_and_p99(use.run_s),
         *_mean_and_p99(use.queue_s),
         _mean_and_p99(use.quota_s)[0],

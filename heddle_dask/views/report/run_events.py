@@ -153,12 +153,8 @@ def moves_section(figures: RunFigures, axis: RunAxis) -> str:
     if moves:
         kinds = sorted({move.kind for move in moves})
         head = ["move", "began", "succeeded", "failed", "tokens", "mean", "waited for", "waited in all"]
-        parts.append(
-            table(head, [_move_row(kind, [m for m in moves if m.kind == kind]) for kind in kinds], texts=(0,))
-        )
-        parts.append(
-            "<p>A move is waited for where the next step is requested before the move has ended.</p>"
-        )
+        parts.append(table(head, [_move_row(kind, [m for m in moves if m.kind == kind]) for kind in kinds], texts=(0,)))
+        parts.append("<p>A move is waited for where the next step is requested before the move has ended.</p>")
     elif not figures.sessions:
         parts.append('<p class="soft">The moves themselves are in the journal, which is gone.</p>')
     return section("Migrations and preemptions", *parts)

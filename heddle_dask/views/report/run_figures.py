@@ -114,9 +114,7 @@ class RunFigures:
         self.sessions = sessions
         self._one_clock = one_clock
         self._over_time = over_time
-        self._session_of = {
-            name: number for number, each in enumerate(sessions) for name in each.trajectories
-        }
+        self._session_of = {name: number for number, each in enumerate(sessions) for name in each.trajectories}
         self.rows: list[Row] = []
         self.totals_ns: dict[Phase, int] = dict.fromkeys(Phase, 0)
         self.earlier_s = 0.0

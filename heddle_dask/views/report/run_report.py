@@ -85,9 +85,7 @@ def unknown_notes(figures: RunFigures) -> list[str]:
         )
     missing = sum(session.missing for session in figures.sessions)
     if missing:
-        notes.append(
-            f"The journal lacks {missing:,} events of the controller: what they told is missing here."
-        )
+        notes.append(f"The journal lacks {missing:,} events of the controller: what they told is missing here.")
     return notes
 
 

@@ -289,9 +289,7 @@ def _step_slice(record: AnyRecord, step: StepRecord, session: int, axis: Axis) -
         "preemptions": step.preemptions,
     }
     name = f"{record.trajectory_id} step {step.step_index}"
-    return _Slice(
-        _ns(axis, session, work_began_s(step)), _ns(axis, session, step.finished_s), name, arguments
-    )
+    return _Slice(_ns(axis, session, work_began_s(step)), _ns(axis, session, step.finished_s), name, arguments)
 
 
 def _hold(held: dict[str, list[_Held]], step: StepRecord, until_ns: int, axis: Axis, session: int) -> None:
@@ -346,9 +344,7 @@ def _actions(out: PerfettoTrace, placed: _Placed, axis: Axis) -> None:
                     )
                 },
             }
-            start, stop = (
-                _ns(axis, session, each) for each in (action.finished_s - action.run_s, action.finished_s)
-            )
+            start, stop = (_ns(axis, session, each) for each in (action.finished_s - action.run_s, action.finished_s))
             slices.append(_Slice(start, stop, action.label, arguments))
     if slices:
         _lanes(out, out.track("Actions", order=TrackOrder.EXPLICIT, rank=3), "action", slices)

@@ -31,7 +31,5 @@ def trace_file(name_or_file: str | Path) -> Path:
         return Path(__file__).with_name(f"{name}.jsonl.gz")
     path = Path(name_or_file)
     if path.name == name and not path.suffix and not path.exists():
-        raise BadInput(
-            f"{name!r} is neither a file nor a recorded trace; recorded traces are {', '.join(RECORDED)}"
-        )
+        raise BadInput(f"{name!r} is neither a file nor a recorded trace; recorded traces are {', '.join(RECORDED)}")
     return path

@@ -28,9 +28,7 @@ def test_memory(text, memory_bytes):
     assert memory_bytes_of(text, "memory") == memory_bytes
 
 
-@pytest.mark.parametrize(
-    "text", ["", "16", 16, "GB", "-1GB", "0GB", "16XB", "16GBs", "1e3GB", None, True, "9999999P"]
-)
+@pytest.mark.parametrize("text", ["", "16", 16, "GB", "-1GB", "0GB", "16XB", "16GBs", "1e3GB", None, True, "9999999P"])
 def test_memory_is_refused(text):
     with pytest.raises(BadInput, match=r"^memory is .*: (give a number with a unit|use more than nothing)"):
         memory_bytes_of(text, "memory")

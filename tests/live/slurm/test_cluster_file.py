@@ -221,12 +221,8 @@ def test_a_tool_group_is_refused():
     assert "engines belongs to a group with role = 'rollout'" in refusal(group("engines = 2", role="tool"))
     assert "tool-cpus 9 exceed the 8 cpus of a job" in refusal(group("cpus = 8\ntool-cpus = 9", role="tool"))
     assert "leaves no time to work after the drain (00:02:00)" in refusal(group("walltime = 60", role="tool"))
-    assert "role is 'tools' (did you mean 'tool'?): use rollout, tool, trainer" in refusal(
-        group("", role="tools")
-    )
-    assert "tool-cpus belongs to a group with role = 'tool'" in refusal(
-        group("tool-cpus = 2", role="trainer")
-    )
+    assert "role is 'tools' (did you mean 'tool'?): use rollout, tool, trainer" in refusal(group("", role="tools"))
+    assert "tool-cpus belongs to a group with role = 'tool'" in refusal(group("tool-cpus = 2", role="trainer"))
 
 
 @pytest.mark.parametrize(
@@ -324,9 +320,7 @@ _VALUES = st.one_of(
 
 
 @given(
-    top=st.dictionaries(
-        st.sampled_from(sorted(_plan_keys(Path()))) | st.text(max_size=5), _VALUES, max_size=3
-    ),
+    top=st.dictionaries(st.sampled_from(sorted(_plan_keys(Path()))) | st.text(max_size=5), _VALUES, max_size=3),
     group=st.dictionaries(st.sampled_from(sorted(_GROUP_KEYS)) | st.text(max_size=5), _VALUES, max_size=4),
 )
 def test_whatever_a_file_says_is_a_plan_with_scripts_or_one_line(top, group):

@@ -50,9 +50,7 @@ def plan(tmp_path: Path, gpu: dict[str, Any] | None = None, **options: Any) -> C
 
 
 def joined(cluster: SlurmCluster, group: str = "gpu") -> list[JobRecord]:
-    return [
-        job for job in cluster.jobs() if job.group == group and job.joined_s is not None and not job.leaving
-    ]
+    return [job for job in cluster.jobs() if job.group == group and job.joined_s is not None and not job.leaving]
 
 
 def serving(cluster: SlurmCluster) -> set[str]:
@@ -82,9 +80,7 @@ def test_a_group_grows_loses_a_job_and_shrinks_during_a_rollout(model_dir: str, 
             cluster.scale(gpu=0)
             await until(lambda: not [job for job in cluster._table.present.values() if job.group == "gpu"])
             assert len(joined(cluster, "cpu")) == 1
-            told = [
-                line for line in events if line.startswith(f"{victim.name} is gone: it ended with exit code")
-            ]
+            told = [line for line in events if line.startswith(f"{victim.name} is gone: it ended with exit code")]
             assert told and "failure 1 in a row" in told[0]
 
     run(body())
@@ -169,9 +165,7 @@ def test_the_driver_that_dies_takes_the_jobs_with_it(tmp_path: Path) -> None:
         "print('joined', flush=True)\n"
         "time.sleep(600)\n"
     )
-    (tmp_path / "local.toml").write_text(
-        "backend = 'local'\nlogs = 'logs'\n[groups.cpu]\nrole = 'tool'\ncpus = 2\n"
-    )
+    (tmp_path / "local.toml").write_text("backend = 'local'\nlogs = 'logs'\n[groups.cpu]\nrole = 'tool'\ncpus = 2\n")
 
     async def body() -> None:
         import sys
@@ -190,9 +184,7 @@ def test_the_driver_that_dies_takes_the_jobs_with_it(tmp_path: Path) -> None:
     run(body())
 
 
-def test_what_cannot_be_is_refused_before_anything_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_is_refused_before_anything_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     group = {"cpu": WorkerGroup("cpu", "tool", partition="cpu")}
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)

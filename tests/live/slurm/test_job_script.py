@@ -199,17 +199,13 @@ def test_the_launcher_of_an_image_is_that_of_its_package(tmp_path: Path):
     image = Container("apptainer", "x", python=sys.executable)
     line = last_line(dataclasses.replace(TOOL, container=image))
     command = line[line.index(f"{sys.executable} -c") :]
-    told = subprocess.run(
-        ["bash", "-c", command], capture_output=True, text=True, check=True, cwd=tmp_path, env={}
-    )
+    told = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True, cwd=tmp_path, env={})
     assert told.stdout == f"__main__ {tmp_path}/workers/job.py ['{ADDRESS}', '--name', 'cpu-0']\n"
 
 
 def test_the_shell_makes_private_caches(tmp_path: Path):
     group = dataclasses.replace(TOOL, env={"A": "it's $HOME", "HF_HOME": "/models"})
-    script = job_script(
-        plan(group, scratch="$BASE/x/", caches="${BASE}/caches"), group, "cpu-0", ADDRESS, None
-    )
+    script = job_script(plan(group, scratch="$BASE/x/", caches="${BASE}/caches"), group, "cpu-0", ADDRESS, None)
     told = variables_of(script, ("scratch", "TMPDIR", "VLLM_CACHE_ROOT", "A", "HF_HOME"), BASE=str(tmp_path))
     assert told == [f"{tmp_path}/x", f"{tmp_path}/x", f"{tmp_path}/caches/vllm", "it's $HOME", "/models"]
     assert (tmp_path / "x").is_dir()
@@ -219,9 +215,7 @@ def test_the_shell_makes_private_caches(tmp_path: Path):
 def test_caches_of_somebody_else_are_refused(tmp_path: Path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "caches").symlink_to(tmp_path / "elsewhere")
-    script = job_script(
-        plan(TOOL, scratch=str(tmp_path), caches=f"{tmp_path}/caches"), TOOL, "c", ADDRESS, None
-    )
+    script = job_script(plan(TOOL, scratch=str(tmp_path), caches=f"{tmp_path}/caches"), TOOL, "c", ADDRESS, None)
     told = subprocess.run(["bash"], input=script, capture_output=True, text=True)
     assert told.returncode == 2
     assert told.stderr == (
@@ -231,9 +225,7 @@ def test_caches_of_somebody_else_are_refused(tmp_path: Path):
 
 def test_a_variable_that_the_node_lacks_ends_the_job():
     script = job_script(plan(TOOL, scratch="$NODE_DISK"), TOOL, "cpu-0", ADDRESS, None)
-    told = subprocess.run(
-        ["bash"], input=script, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"}
-    )
+    told = subprocess.run(["bash"], input=script, capture_output=True, text=True, env={"PATH": "/usr/bin:/bin"})
     assert told.returncode != 0
     assert "NODE_DISK: unbound variable" in told.stderr
 

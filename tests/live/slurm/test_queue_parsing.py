@@ -83,9 +83,7 @@ def test_reasons_that_pass_or_that_somebody_may_lift(reason: str) -> None:
     assert not can_never_start(reason)
 
 
-@pytest.mark.parametrize(
-    "printed", ["4711\n", "4711;lab\n", "sbatch: Welcome to the lab, 3 jobs are free\n4711\n"]
-)
+@pytest.mark.parametrize("printed", ["4711\n", "4711;lab\n", "sbatch: Welcome to the lab, 3 jobs are free\n4711\n"])
 def test_the_id_of_a_submitted_job(printed: str) -> None:
     assert job_id_of(printed) == "4711"
 

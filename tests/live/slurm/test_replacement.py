@@ -150,15 +150,11 @@ def at_limit(jobs: list[JobRecord], now_s: float, before: Review) -> Review:
 
 
 def test_what_a_site_does_not_take_is_its_capacity_and_delays_no_replacement() -> None:
-    first = at_limit(
-        [taken("a"), taken("b"), refused("c"), refused("d")], 5.0, Review(losses={"gpu": Losses()})
-    )
+    first = at_limit([taken("a"), taken("b"), refused("c"), refused("d")], 5.0, Review(losses={"gpu": Losses()}))
     assert first.losses["gpu"] == Losses() and not first.submit
     assert first.limits["gpu"] == SiteLimit(2, "QOSMaxSubmit…", 5.0 + PROBE_S)
     ended = taken("b").observed(Observation(JobPhase.ENDED, "its walltime has passed", planned=True), 90.0)
-    assert at_limit([taken("a"), ended], 90.0, first).submit == {"gpu": 1}, (
-        "at once, and no more than it may have"
-    )
+    assert at_limit([taken("a"), ended], 90.0, first).submit == {"gpu": 1}, "at once, and no more than it may have"
 
 
 def test_now_and_then_one_more_is_tried_than_a_site_has_taken() -> None:
@@ -192,9 +188,7 @@ def test_a_controller_that_does_not_answer_is_no_failure_of_a_job() -> None:
     st.integers(0, 5),
     st.lists(st.tuples(st.integers(0, 4), st.integers(0, 5), st.floats(1, 60)), min_size=1, max_size=40),
 )
-def test_under_any_limit_a_group_has_what_it_may_have(
-    minimum: int, moves: list[tuple[int, int, float]]
-) -> None:
+def test_under_any_limit_a_group_has_what_it_may_have(minimum: int, moves: list[tuple[int, int, float]]) -> None:
     """Jobs end, the limit of the site changes, and SLURM refuses what is over it."""
     rules = {"gpu": replace(RULES["gpu"], minimum=minimum, lead_s=0.0)}
     jobs: dict[str, JobRecord] = {}
@@ -311,9 +305,7 @@ def test_whatever_happens_the_serving_jobs_come_to_the_wanted_number_and_never_e
     # From here on everything works.
     for _ in range(4):
         now_s += LONGEST_DELAY_S
-        jobs.update(
-            {name: record.joined(now_s) for name, record in jobs.items() if record.phase != JobPhase.ENDED}
-        )
+        jobs.update({name: record.joined(now_s) for name, record in jobs.items() if record.phase != JobPhase.ENDED})
         once()
     jobs.update({name: record.joined(now_s) for name, record in jobs.items()})
     assert sum(record.serves(30.0, now_s) for record in jobs.values()) == wanted

@@ -31,9 +31,7 @@ def sizes(role: str = "rollout") -> st.SearchStrategy[list[GroupSize]]:
 
     one = st.tuples(st.integers(1, 8), st.integers(0, 3), st.integers(0, 6), st.integers(0, 4))
     return st.lists(one, min_size=1, max_size=4).map(
-        lambda rows: [
-            size(n, u, low, more, min(stuck, low + more)) for n, (u, low, more, stuck) in enumerate(rows)
-        ]
+        lambda rows: [size(n, u, low, more, min(stuck, low + more)) for n, (u, low, more, stuck) in enumerate(rows)]
     )
 
 
@@ -90,9 +88,7 @@ def test_a_lasting_lower_demand_is_followed() -> None:
 
 
 @given(st.integers(0, 100), sizes())
-def test_the_groups_bring_what_is_needed_if_their_maxima_allow_it(
-    units: int, groups: list[GroupSize]
-) -> None:
+def test_the_groups_bring_what_is_needed_if_their_maxima_allow_it(units: int, groups: list[GroupSize]) -> None:
     jobs = spread(units, groups)
     assert all(group.minimum <= jobs[group.name] <= group.maximum for group in groups)
     brought = sum(max(0, jobs[g.name] - g.stuck) * g.units for g in groups)

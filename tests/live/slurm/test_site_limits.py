@@ -24,15 +24,11 @@ def test_the_least_limit_of_each_is_read() -> None:
 def test_what_is_under_the_groups_maximum_is_a_problem() -> None:
     ada, bob = (site_limits(PARTITIONS, QOS, ASSOCIATIONS, user) for user in ("ada", "bob"))
     assert list(ada.problems(group(partition="gpu"))) == []
-    assert list(ada.problems(group(partition="gpu,cpu"))) == [
-        "partition cpu is down: its jobs wait until it is up"
-    ]
+    assert list(ada.problems(group(partition="gpu,cpu"))) == ["partition cpu is down: its jobs wait until it is up"]
     two = "QOS two takes 2 jobs at a time, and the group has up to 4"
     assert list(ada.problems(group(qos="two"))) == [two]
     assert list(bob.problems(group())) == [two], "the QOS that his jobs have without naming one"
-    assert list(ada.problems(group(maximum=8))) == [
-        "account lab takes 6 jobs at a time, and the group has up to 8"
-    ]
+    assert list(ada.problems(group(maximum=8))) == ["account lab takes 6 jobs at a time, and the group has up to 8"]
 
 
 def test_without_accounting_nothing_is_known() -> None:

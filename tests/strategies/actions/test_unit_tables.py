@@ -29,9 +29,7 @@ def ranges(draw: st.DrawFn) -> UnitOptions:
 @st.composite
 def sets(draw: st.DrawFn) -> UnitOptions:
     amounts = tuple(sorted(draw(st.sets(st.integers(1, 6), min_size=1, max_size=3))))
-    costs = tuple(
-        draw(st.floats(0, 20)) for _ in amounts
-    )  # any costs, also ones that more units do not lower
+    costs = tuple(draw(st.floats(0, 20)) for _ in amounts)  # any costs, also ones that more units do not lower
     return UnitOptions(amounts, costs)
 
 
@@ -51,9 +49,7 @@ def test_one_table_has_the_best_units_of_every_prefix(options: list[UnitOptions]
             chosen = table.units(count)
             assert sum(chosen) <= units
             pairs = zip(options, chosen, strict=False)
-            assert isclose(
-                sum(o.costs[o.amounts.index(a)] for o, a in pairs), least, rel_tol=1e-9, abs_tol=1e-9
-            )
+            assert isclose(sum(o.costs[o.amounts.index(a)] for o, a in pairs), least, rel_tol=1e-9, abs_tol=1e-9)
 
 
 def test_three_free_units_serve_one_of_the_amounts_one_two_four_eight() -> None:

@@ -51,9 +51,7 @@ def submit(stage: Stage, *rows: tuple[str, int, float]) -> list[str]:
 
 def place(stage: Stage, name: str, context: int, index: int = 0) -> str:
     (start,) = [
-        c
-        for c in stage.feed(ev.StepRequested, step_of(name, index, context=context))
-        if isinstance(c, StartStep)
+        c for c in stage.feed(ev.StepRequested, step_of(name, index, context=context)) if isinstance(c, StartStep)
     ]
     return str(start.engine_id)
 
@@ -130,9 +128,7 @@ def test_what_tools_added_earlier_counts_before_any_has_run(observed_per_token: 
         stage.feed(ev.TrajectorySubmitted, trajectory_spec(name, 10))
     # At their ends both hold 10 + 100 * (1 + observed) tokens.
     told = [
-        stage.feed(
-            ev.PredictionMade, n, 0, Prediction(100.0, 100.0, observation_per_token=observed_per_token)
-        )
+        stage.feed(ev.PredictionMade, n, 0, Prediction(100.0, 100.0, observation_per_token=observed_per_token))
         for n in "ab"
     ]
     assert [admitted(commands) for commands in told] == [["a"], ["b"] if both else []]
@@ -172,9 +168,9 @@ def test_the_queue_is_bounded_by_slots_and_tools_do_not_count() -> None:
     for name in ("t0", "t1", "t2"):
         place(stage, name, 10)
     stage.feed(ev.StepStarted, StepId(TrajectoryId("t0"), 0, 0), "A")
-    assert admitted(stage.feed(ev.StepFinished, StepId(TrajectoryId("t0"), 0, 0), "A", 5, 0, "stop")) == [
-        "t3"
-    ], "t0 is in a tool now"
+    assert admitted(stage.feed(ev.StepFinished, StepId(TrajectoryId("t0"), 0, 0), "A", 5, 0, "stop")) == ["t3"], (
+        "t0 is in a tool now"
+    )
 
 
 LENGTHS = st.lists(st.integers(0, 300), min_size=1, max_size=4).map(sorted)
@@ -287,9 +283,7 @@ def told(stage: Stage, name: str, tokens: float, tools_s: float, q90: float | No
 
 
 @pytest.mark.parametrize(("option", "then"), [("", "tools"), (",tools=False", "tokens")])
-def test_who_waits_for_tools_is_as_long_as_the_tokens_that_others_make_meanwhile(
-    option: str, then: str
-) -> None:
+def test_who_waits_for_tools_is_as_long_as_the_tokens_that_others_make_meanwhile(option: str, then: str) -> None:
     stage = stage_of(f"admission=kv-fit,fill=1.0,per_slot=1{option}")
     stage.feed(ev.EngineJoined, engine_of("A", slots=1, kv_tokens=10_000))
     assert told(stage, "first", 100, 0.0) == ["first"]
@@ -316,16 +310,12 @@ def test_what_of_the_tools_has_run_is_no_longer_ahead() -> None:
     told(stage, "a", 100, 8.0)
     trajectory = stage.trajectory("a")
     assert tools_left(trajectory, pace_s=0.1) == pytest.approx(80.0)
-    assert demand_of(trajectory, 4, 0.1) == RemainingDemand(
-        100.0, (100.0,), pytest.approx(1.8), 10.0, 1.0, 8.0
-    )
+    assert demand_of(trajectory, 4, 0.1) == RemainingDemand(100.0, (100.0,), pytest.approx(1.8), 10.0, 1.0, 8.0)
     trajectory.take_action("test", 6.0, True, 6.0)
     assert tools_left(trajectory, pace_s=0.1) == pytest.approx(20.0)
     trajectory.take_action("test", 6.0, True, 12.0)
     assert (
-        demand_of(trajectory, 4, 0.1)
-        == demand_of(trajectory, 4, None)
-        == RemainingDemand(100.0, (100.0,), 1.0, 10.0)
+        demand_of(trajectory, 4, 0.1) == demand_of(trajectory, 4, None) == RemainingDemand(100.0, (100.0,), 1.0, 10.0)
     )
 
 
@@ -377,9 +367,7 @@ def test_a_newcomer_starts_where_those_before_it_did_not_fit() -> None:
 
 # While little memory is taken yet, the placement may choose another engine: not one whose memory others were promised.
 @example([(1, 1), (1, 1), (1, 2), (2, 1), (1, 3), (85, 3), (400, 3), (113, 1), (400, 6)], 3)
-@given(
-    st.lists(st.tuples(st.integers(1, 400), st.integers(1, 400)), min_size=1, max_size=30), st.integers(1, 4)
-)
+@given(st.lists(st.tuples(st.integers(1, 400), st.integers(1, 400)), min_size=1, max_size=30), st.integers(1, 4))
 def test_everybody_is_admitted_in_the_end(rows: list[tuple[int, int]], engines: int) -> None:
     stage = stage_of("admission=kv-fit,fill=1.0,per_slot=100")
     for number in range(engines):
@@ -391,9 +379,7 @@ def test_everybody_is_admitted_in_the_end(rows: list[tuple[int, int]], engines: 
         for name in alive:
             place(stage, name, prompts[name])
         for engine in stage.state.engines.values():
-            assert engine.resident_tokens <= 1000, (
-                "no trajectory is admitted with a context that does not fit now"
-            )
+            assert engine.resident_tokens <= 1000, "no trajectory is admitted with a context that does not fit now"
         alive_now, alive = alive, []
         for name in alive_now:
             alive += admitted(stage.feed(ev.TrajectoryEnded, name, "completed"))

@@ -198,9 +198,7 @@ def test_the_price_finds_the_class_of_each_domain_from_its_steps() -> None:
     tell_costs(strategies, ClassCosts({("H800", 1): compute, ("H20", 1): bandwidth}))
     made = Stage(strategies=strategies)
     for name, hardware in (("big", "H800"), ("wide", "H20")):
-        made.feed(
-            ev.EngineJoined, replace(engine_of(name, slots=64, max_context_tokens=10**6), hardware=hardware)
-        )
+        made.feed(ev.EngineJoined, replace(engine_of(name, slots=64, max_context_tokens=10**6), hardware=hardware))
     for i in range(20):
         for domain, context, tokens in (("swe", 5000, 10), ("math", 100, 2000)):
             name = f"{domain} {i}"

@@ -34,10 +34,7 @@ class Sums:
 
 def boards(held: list[Sums]) -> tuple[LoadBoard, list[EngineLoad]]:
     """The board, and the loads that it stands for."""
-    facts = [
-        (EngineId(f"e{j}"), COSTS[sums.kind], sums.slots, 50_000 * (1 + sums.kind))
-        for j, sums in enumerate(held)
-    ]
+    facts = [(EngineId(f"e{j}"), COSTS[sums.kind], sums.slots, 50_000 * (1 + sums.kind)) for j, sums in enumerate(held)]
     board = LoadBoard(facts)
     loads = []
     for j, (sums, (name, cost, slots, most)) in enumerate(zip(held, facts, strict=True)):

@@ -29,9 +29,7 @@ def load_of(name: EngineId, *remaining: float, context: float = 1000, cost: Engi
     )
 
 
-def candidate(
-    remaining: float = 1000, context: float = 1000, tool_s: float = 0.0, **more: object
-) -> MovingCandidate:
+def candidate(remaining: float = 1000, context: float = 1000, tool_s: float = 0.0, **more: object) -> MovingCandidate:
     return MovingCandidate(TrajectoryId("t"), remaining, context, HOME, tool_s, **more)  # type: ignore[arg-type]
 
 

@@ -33,9 +33,7 @@ def crowded_home(
     return stage, settle(stage, "a", "E1", tokens=4000)
 
 
-@pytest.mark.parametrize(
-    ("kv_transfer", "kinds"), [(True, {"transfer", "recompute"}), (False, {"recompute"})]
-)
+@pytest.mark.parametrize(("kv_transfer", "kinds"), [(True, {"transfer", "recompute"}), (False, {"recompute"})])
 def test_priced_leaves_a_crowded_engine(kv_transfer: bool, kinds: set[str]) -> None:
     _, (move,) = crowded_home("priced", kv_transfer=kv_transfer)
     assert isinstance(move, MoveContext)
@@ -46,9 +44,7 @@ def test_priced_leaves_a_crowded_engine(kv_transfer: bool, kinds: set[str]) -> N
 def test_priced_transfers_no_kv_between_different_tp_degrees() -> None:
     free = "priced,setup_s=0.0,token_s=0.0"
     identical, heterogeneous = (crowded_home(free, degrees=degrees)[1] for degrees in ((1, 1), (1, 2)))
-    assert [
-        [move.kind for move in moves if isinstance(move, MoveContext)] for moves in (identical, heterogeneous)
-    ] == [
+    assert [[move.kind for move in moves if isinstance(move, MoveContext)] for moves in (identical, heterogeneous)] == [
         ["transfer"],
         ["recompute"],
     ]

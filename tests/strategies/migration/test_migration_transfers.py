@@ -13,9 +13,7 @@ ends = st.lists(st.sampled_from("ABCDEF"), min_size=2, max_size=2, unique=True)
 
 
 def request(source: str, target: str, length: float, order: int) -> MoveRequest:
-    return MoveRequest(
-        TrajectoryId(f"t{order}"), EngineId(source), EngineId(target), "transfer", length, order
-    )
+    return MoveRequest(TrajectoryId(f"t{order}"), EngineId(source), EngineId(target), "transfer", length, order)
 
 
 requests = st.lists(st.tuples(ends, st.integers(0, 5)), max_size=12).map(

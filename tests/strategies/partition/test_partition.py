@@ -95,9 +95,7 @@ def test_equal_workers_eq_3_and_the_search_for_the_makespan_are_the_optimum(
 
 @settings(deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 40), st.integers(1, 8))
-def test_the_search_for_the_makespan_agrees_with_eq_3_on_larger_instances(
-    seed: int, count: int, workers: int
-) -> None:
+def test_the_search_for_the_makespan_agrees_with_eq_3_on_larger_instances(seed: int, count: int, workers: int) -> None:
     rng = random.Random(seed)
     lengths = sorted((rng.paretovariate(1.1) for _ in range(count)), reverse=True)
     token_s = tuple(itertools.accumulate(rng.random() ** 3 for _ in range(count)))

@@ -9,9 +9,7 @@ from hypothesis import strategies as st
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.partition.work import Work, WorkLoad
 
-COST = EngineCost(
-    fixed_s=0.01, token_s=1e-4, prefill_token_s=1e-5, context_token_s=1e-7, capacity_tokens=100_000
-)
+COST = EngineCost(fixed_s=0.01, token_s=1e-4, prefill_token_s=1e-5, context_token_s=1e-7, capacity_tokens=100_000)
 
 work = st.builds(
     Work,

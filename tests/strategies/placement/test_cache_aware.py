@@ -45,9 +45,7 @@ def test_cache_aware_brings_a_group_together_and_otherwise_takes_the_emptiest_ca
     engines[0].resident_tokens, engines[1].resident_tokens = 500, 400
     assert rule.choose_engine(at_home("a1", None), step_of("a"), engines).engine_id == "E3"
     engines[2].resident_tokens = 900
-    assert rule.choose_engine(at_home("a2", None), step_of("a"), engines).engine_id == "E3", (
-        "its prompt is there"
-    )
+    assert rule.choose_engine(at_home("a2", None), step_of("a"), engines).engine_id == "E3", "its prompt is there"
     assert rule.choose_engine(at_home("b1", None, "h"), step_of("b"), engines).engine_id == "E2"
 
 

@@ -35,9 +35,7 @@ class Cluster:
             self.state.engines[engine.engine_id] = engine
         self.state.refresh_ready()
 
-    def trajectory(
-        self, name: str, predicted: float | None, *, group: str = "", prompt: int = 100
-    ) -> Trajectory:
+    def trajectory(self, name: str, predicted: float | None, *, group: str = "", prompt: int = 100) -> Trajectory:
         spec = trajectory_spec(name, prompt)
         if group:
             spec = replace(spec, group_id=GroupId(group))
@@ -83,12 +81,8 @@ def test_a_planned_engine_that_is_gone_is_replaced() -> None:
 
 def test_the_presorted_plan_puts_the_longest_on_the_highest_degree() -> None:
     strategy = PresortedPlan(profile="qwen3-14b-h100")
-    cluster = Cluster(
-        strategy, engine("one", 1), engine("four", 2, tp_degree=4), engine("two", 3, tp_degree=2)
-    )
-    made = [
-        cluster.trajectory(f"t{i}", float(value)) for i, value in enumerate([10, 9000, 500, 20, 7000, 30])
-    ]
+    cluster = Cluster(strategy, engine("one", 1), engine("four", 2, tp_degree=4), engine("two", 3, tp_degree=2))
+    made = [cluster.trajectory(f"t{i}", float(value)) for i, value in enumerate([10, 9000, 500, 20, 7000, 30])]
     strategy.plan(made, cluster.state.ready_engines)
     assert strategy.latest is not None
     assert strategy.latest.engines == ("four", "two", "one")

@@ -37,9 +37,7 @@ def test_a_burst_is_spread_to_the_same_number_everywhere() -> None:
     stage.join(*(f"E{number}" for number in range(5)))
     names = [f"t{number}" for number in range(40)]
     stage.submit(*names)
-    counts = Counter(
-        stage.placed(name, context=10 + 50 * number).engine_id for number, name in enumerate(names)
-    )
+    counts = Counter(stage.placed(name, context=10 + 50 * number).engine_id for number, name in enumerate(names))
     assert sorted(counts.values()) == [8] * 5
 
 

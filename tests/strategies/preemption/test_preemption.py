@@ -69,9 +69,7 @@ def test_a_step_that_is_clearly_longer_stops_the_running_one() -> None:
         ([(0, 0)], True),
     ],
 )
-def test_nobody_is_stopped_where_a_slot_is_about_to_be_free(
-    steps: list[tuple[int, int]], stops: bool
-) -> None:
+def test_nobody_is_stopped_where_a_slot_is_about_to_be_free(steps: list[tuple[int, int]], stops: bool) -> None:
     rule = Hysteresis(least_wait_tokens=16.0)
     running = [Trajectory(trajectory_spec(f"r{number}"), number) for number in range(len(steps))]
     for record, (finished, tokens) in zip(running, steps, strict=True):

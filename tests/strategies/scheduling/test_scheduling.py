@@ -44,9 +44,7 @@ def predicted(median: float, q90: float, *, generated: int = 0) -> Trajectory:
 )
 def test_longest_first_goes_by_what_it_is_told_to(of: str, quantile: str, priority: float) -> None:
     rule = LongestFirst(of, quantile)  # type: ignore[arg-type]
-    assert rule.priority(VIEW, predicted(100, 300, generated=50), step_of("a"), order=7) == Priority(
-        0, priority
-    )
+    assert rule.priority(VIEW, predicted(100, 300, generated=50), step_of("a"), order=7) == Priority(0, priority)
 
 
 @pytest.mark.parametrize(

@@ -52,9 +52,7 @@ def test_known_tokens_come_first_then_earlier_trajectories_then_the_predictor() 
     works, source = forecast_works(replace(batch(*[0] * 6), finished=past), [Quantiles(1, 2)] * 6)
     assert source == "earlier trajectories"
     assert sorted(work.decode_tokens for work in works) == [10, 10, 20, 20, 30, 30]
-    assert {(w.shared_tokens, w.prefill_tokens, w.context_tokens, w.tool_s) for w in works} == {
-        (7, 4, 9, 0.5)
-    }
+    assert {(w.shared_tokens, w.prefill_tokens, w.context_tokens, w.tool_s) for w in works} == {(7, 4, 9, 0.5)}
     works, source = forecast_works(batch(*[0] * 101), [Quantiles(100, 400)] * 101)
     assert source == "predictor"
     lengths = sorted(work.decode_tokens for work in works)

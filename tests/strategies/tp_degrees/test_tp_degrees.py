@@ -88,9 +88,7 @@ def test_no_uniform_degree_and_no_change_ends_earlier_than_the_choice(
     )
     assert choice.seconds <= min(choice.uniform.values())
     if now is not None and budget.fits(budget.state_of(now.tp_degrees)) and now.tp_degrees:
-        kept = Packing(works, budget, ENGINES, GRID, told_apart=told_apart).plan(
-            budget.state_of(now.tp_degrees)
-        )
+        kept = Packing(works, budget, ENGINES, GRID, told_apart=told_apart).plan(budget.state_of(now.tp_degrees))
         assert choice.seconds <= kept.seconds
     assert budget.fits(budget.state_of(choice.tp_degrees))
 
@@ -120,9 +118,7 @@ def test_the_annealing_alone_ends_within_a_percent_of_exhaustive_search(seed: in
 
 @settings(deadline=None, max_examples=200)
 @given(st.lists(work, min_size=1, max_size=40), st.integers(1, 12), st.integers(0, 5))
-def test_the_quick_score_is_the_true_makespan_to_a_step_of_the_grid(
-    works: list[Work], gpus: int, seed: int
-) -> None:
+def test_the_quick_score_is_the_true_makespan_to_a_step_of_the_grid(works: list[Work], gpus: int, seed: int) -> None:
     budget = AvailableGpus(gpus)
     state = sorted_start(budget, random.Random(seed))
     packing = Packing(works, budget, ENGINES, GRID)
@@ -149,9 +145,7 @@ def test_a_mix_must_be_foreseen_to_gain_more_than_the_foresight_errs() -> None:
     gain = 1 - eager.seconds / min(eager.uniform.values())
     assert 0 < gain < 0.5
     for asked, mixed in ((0.9 * gain, True), (min(0.99, 1.1 * gain), False)):
-        choice = choose_degrees(
-            works, AvailableGpus(16), engines, seed=0, settings=SearchSettings(mix_gain=asked)
-        )
+        choice = choose_degrees(works, AvailableGpus(16), engines, seed=0, settings=SearchSettings(mix_gain=asked))
         assert (choice.tp_degrees == eager.tp_degrees) == mixed
         assert (len(set(choice.tp_degrees)) > 1) == mixed
         if not mixed:

@@ -20,9 +20,7 @@ def squeue_end(job_id: str) -> str:
     # The variable would change the format of the answer.
     environ = {**os.environ, "SLURM_TIME_FORMAT": "standard"}
     try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_ANSWER_S, check=True, env=environ
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=True, env=environ)
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.strip()

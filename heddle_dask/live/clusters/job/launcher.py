@@ -81,9 +81,7 @@ def _worker(
     logs = scratch if options.logs is None else options.logs.absolute()
     encrypted = ["--protocol", "tcp"] if options.tls is None else ["--protocol", "tls", *options.tls.options]
     connection = [*encrypted, "--host", host, *options.port_options, "--death-timeout", str(_DEATH_TIMEOUT_S)]
-    shield = [
-        part for option in ("--preload", "--preload-nanny") for part in (option, shield_preload.__name__)
-    ]
+    shield = [part for option in ("--preload", "--preload-nanny") for part in (option, shield_preload.__name__)]
     env = {
         **QUICK_LOOP,
         "DASK_TEMPORARY_DIRECTORY": str(scratch),
@@ -187,9 +185,7 @@ class RunningJob:
                     asked_s = self._deadline_s
                     if request is not None:
                         request.cancel()
-                    self._say(
-                        f"drains, since {self._reason}; {max(0.0, asked_s - time.monotonic()):.0f} s are left"
-                    )
+                    self._say(f"drains, since {self._reason}; {max(0.0, asked_s - time.monotonic()):.0f} s are left")
                     request = asyncio.ensure_future(self._ask())
                 self._drain.clear()
                 await self._drain.wait()

@@ -144,15 +144,10 @@ class SlurmCluster(SupervisedCluster):
     async def _check(self) -> None:
         """Refuse what SLURM would refuse, before anything is started or written."""
         groups = self.cluster_plan.groups.values()
-        if self.cluster_plan.backend == "srun" and not (
-            "SLURM_JOB_ID" in os.environ and shutil.which("srun")
-        ):
+        if self.cluster_plan.backend == "srun" and not ("SLURM_JOB_ID" in os.environ and shutil.which("srun")):
             raise BadInput("backend srun uses the allocation around it: start inside salloc or sbatch")
         if self.cluster_plan.backend == "slurm":
-            texts = {
-                group.name: self._script(group, f"{group.name}-check", "tcp://127.0.0.1:1")
-                for group in groups
-            }
+            texts = {group.name: self._script(group, f"{group.name}-check", "tcp://127.0.0.1:1") for group in groups}
             checks = (self._queue.check(name, text) for name, text in texts.items())
             refused = [error for error in await asyncio.gather(*checks, return_exceptions=True) if error]
             for error in refused:
@@ -249,9 +244,7 @@ class SlurmCluster(SupervisedCluster):
         try:
             await self._cancel_jobs(list(self.workers))
         except SlurmFailed as error:
-            self._note(
-                f"jobs {' '.join(ids)} could not be cancelled: {error}: see to it with scancel {' '.join(ids)}"
-            )
+            self._note(f"jobs {' '.join(ids)} could not be cancelled: {error}: see to it with scancel {' '.join(ids)}")
             for job in self.workers.values():
                 job.forget()
 
@@ -324,9 +317,7 @@ class SlurmCluster(SupervisedCluster):
     def _group(self, name: str) -> WorkerGroup:
         group = self.cluster_plan.groups.get(name)
         if group is None:
-            raise BadInput(
-                f"there is no group {name!r}: the groups are {', '.join(self.cluster_plan.groups)}"
-            )
+            raise BadInput(f"there is no group {name!r}: the groups are {', '.join(self.cluster_plan.groups)}")
         return group
 
     def _check_number(self, name: str, number: int) -> None:
@@ -370,9 +361,7 @@ class SlurmCluster(SupervisedCluster):
     def _repr_html_(self, cluster_status: Any = None) -> str:
         title = f"{type(self).__name__} {self.name} ({self.cluster_plan.backend}), {self.scheduler_address}"
         counts, present = self._table.counts(), self._table.present.values()
-        return html_table(
-            title, counts, self.wanted, [*present, *self._table.ended][-10:], self.dashboard_link
-        )
+        return html_table(title, counts, self.wanted, [*present, *self._table.ended][-10:], self.dashboard_link)
 
     def _ipython_display_(self, **kwargs: Any) -> None:
         """Dask's widget scales a cluster of equal workers: it is not shown."""

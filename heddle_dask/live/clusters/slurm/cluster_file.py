@@ -37,9 +37,7 @@ def is_plan(content: Mapping[str, Any]) -> bool:
     return not content.keys().isdisjoint(_plan_keys(Path()))
 
 
-def cluster_plan(
-    content: Mapping[str, Any], where: str = "cluster", directory: Path | None = None
-) -> ClusterPlan:
+def cluster_plan(content: Mapping[str, Any], where: str = "cluster", directory: Path | None = None) -> ClusterPlan:
     """The plan in a mapping with the keys of a cluster file.
 
     Parameters
@@ -91,9 +89,7 @@ def _group(name: str, content: object) -> WorkerGroup:
         raise BadInput(
             f"[{GROUPS}.{name}] has no role: give role = 'rollout' for engines, 'tool' for actions, or 'trainer'"
         )
-    given_zero = [
-        key for key in ("engines", "tp-degree", "tool-cpus") if values.get(_GROUP_KEYS[key].field) == 0
-    ]
+    given_zero = [key for key in ("engines", "tp-degree", "tool-cpus") if values.get(_GROUP_KEYS[key].field) == 0]
     if given_zero:
         raise BadInput(f"{prefix}{given_zero[0]} is 0: use a whole number of at least 1, or leave it out")
     return WorkerGroup(name=name, **values)

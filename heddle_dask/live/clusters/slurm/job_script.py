@@ -213,9 +213,7 @@ def _launcher(plan: ClusterPlan, container: Container | None) -> list[str]:
     return [plan.python or sys.executable, str(_LAUNCHER)]
 
 
-def _container(
-    plan: ClusterPlan, group: WorkerGroup, container: Container, credentials: Credentials | None
-) -> str:
+def _container(plan: ClusterPlan, group: WorkerGroup, container: Container, credentials: Credentials | None) -> str:
     paths = [] if plan.logs is None else [str(plan.logs)]
     if credentials is not None:
         paths.append(os.path.dirname(credentials.key))

@@ -95,9 +95,7 @@ class JobTable:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Of every group: jobs that work, start, wait and leave."""
-        table = {
-            group: dict.fromkeys(("working", "starting", "queued", "leaving"), 0) for group in self._numbers
-        }
+        table = {group: dict.fromkeys(("working", "starting", "queued", "leaving"), 0) for group in self._numbers}
         for job in self.present.values():
             table[job.group][_COUNTED.get(job.state, job.state)] += 1
         return table
@@ -137,7 +135,5 @@ def html_table(
 
 def _table(heads: list[str], rows: list[list[str]]) -> str:
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in heads)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
-    )
+    body = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

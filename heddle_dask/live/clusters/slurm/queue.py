@@ -78,9 +78,7 @@ class SlurmQueue:
         (_, partitions, _), (no_qos, qos, _), (no_accounts, accounts, _) = await asyncio.gather(
             *(_run(command) for command in (PARTITIONS, QOS, ASSOCIATIONS))
         )
-        return site_limits(
-            partitions, None if no_qos else qos, None if no_accounts else accounts, getpass.getuser()
-        )
+        return site_limits(partitions, None if no_qos else qos, None if no_accounts else accounts, getpass.getuser())
 
     async def submit(self, script: str) -> str:
         """Submit a job script and return the job's id.

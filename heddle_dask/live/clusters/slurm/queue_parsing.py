@@ -74,9 +74,7 @@ def job_id_of(printed: str) -> str:
     raise ValueError(f"sbatch printed no job id: {one_line(printed)}")
 
 
-def observations(
-    printed: str, asked: Mapping[str, str], now_s: float, wall_s: float
-) -> dict[str, Observation]:
+def observations(printed: str, asked: Mapping[str, str], now_s: float, wall_s: float) -> dict[str, Observation]:
     """What ``squeue -h -t all -o SQUEUE_FORMAT`` says of the jobs that were asked for.
 
     Parameters

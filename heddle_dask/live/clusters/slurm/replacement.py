@@ -239,9 +239,7 @@ def review(
     submit, surplus, known = {}, {}, {}
     for group, number in wanted.items():
         mine = [job for job in present if job.group == group and job.name not in cancel]
-        limit = _limit(
-            limits.get(group), mine, [job for job in gone if job.group == group], rules[group], now_s
-        )
+        limit = _limit(limits.get(group), mine, [job for job in gone if job.group == group], rules[group], now_s)
         if limit is not None:
             known[group] = limit
         serving = sum(job.serves(rules[group].lead_s, now_s) for job in mine)

@@ -166,16 +166,10 @@ class Tending:
         for record in list(self.table.present.values()):
             job = self._cluster.workers.get(record.name)
             if isinstance(job, LocalGroupJob):
-                self.table.put(
-                    self._with_walltime(replace(record, job_id=job.job_id), job.observation(), now_s)
-                )
+                self.table.put(self._with_walltime(replace(record, job_id=job.job_id), job.observation(), now_s))
             elif job is not None and job.refused:
                 kind = refusal_kind(job.refused)
-                why = (
-                    short_refusal(job.refused)
-                    if kind is NotTaken.LIMIT
-                    else f"SLURM refuses it: {job.refused}"
-                )
+                why = short_refusal(job.refused) if kind is NotTaken.LIMIT else f"SLURM refuses it: {job.refused}"
                 refused = Observation(JobPhase.ENDED, why, refusal=kind)
                 self.table.put(record.observed(refused, now_s))
             elif job is not None and job.job_id:
@@ -216,9 +210,7 @@ class Tending:
         sizes = [self._size(group, now_s) for group in self._plan.groups.values()]
         wanted, self._scaling = targets(demand, sizes, self._scaling, now_s, self._rule)
         if demand.idle_engines and not self._idle_engines:
-            self._note(
-                f"{demand.idle_engines} of {demand.engines} engines have no work: no further one is asked for"
-            )
+            self._note(f"{demand.idle_engines} of {demand.engines} engines have no work: no further one is asked for")
         self._idle_engines = demand.idle_engines
         for name, number in wanted.items():
             if name not in self._pinned:

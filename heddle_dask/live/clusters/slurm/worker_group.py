@@ -143,9 +143,7 @@ class WorkerGroup:
     def _check_role(self) -> None:
         for name, other in (("tool_cpus", "tool"), ("engines", "rollout"), ("tp_degree", "rollout")):
             if getattr(self, name) and self.role != other:
-                raise BadInput(
-                    f"{name.replace('_', '-')} belongs to a group with role = {other!r}: leave it out"
-                )
+                raise BadInput(f"{name.replace('_', '-')} belongs to a group with role = {other!r}: leave it out")
         if self.tool_cpus > self.cpus:
             raise BadInput(f"tool-cpus {self.tool_cpus} exceed the {self.cpus} cpus of a job: raise cpus")
 
@@ -155,9 +153,7 @@ class WorkerGroup:
         if self.minimum > self.most:
             raise BadInput(f"minimum {self.minimum} exceeds maximum {self.most}: raise maximum")
         if not self.minimum <= self.first <= self.most:
-            raise BadInput(
-                f"initial {self.first} is not between minimum {self.minimum} and maximum {self.most}"
-            )
+            raise BadInput(f"initial {self.first} is not between minimum {self.minimum} and maximum {self.most}")
 
     def _check_times(self) -> None:
         check_seconds("start-timeout", self.start_timeout_s)
@@ -305,16 +301,12 @@ class ClusterPlan:
             raise BadInput("ports are from 1 to 65535: give worker-ports as FIRST:LAST")
         host, _, port = self.dashboard_address.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
-            raise BadInput(
-                f"dashboard-address is {self.dashboard_address!r}: give HOST:PORT, such as 127.0.0.1:8787"
-            )
+            raise BadInput(f"dashboard-address is {self.dashboard_address!r}: give HOST:PORT, such as 127.0.0.1:8787")
 
     def _check_slurm(self) -> None:
         for group in self.groups.values():
             if group.partition is None:
-                raise BadInput(
-                    f"group {group.name} has no partition: give partition = NAME (`sinfo` lists them)"
-                )
+                raise BadInput(f"group {group.name} has no partition: give partition = NAME (`sinfo` lists them)")
             if group.drain_s > LONGEST_SIGNAL_S:
                 raise BadInput(
                     f"group {group.name}: drain {group.drain_s:g} s is longer than SLURM warns a job before its end "

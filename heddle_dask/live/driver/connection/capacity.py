@@ -110,9 +110,7 @@ def check_context(asked: int | None, engine_takes: int | None) -> None:
         )
 
 
-def longest_context(
-    asked: int | None, engines: Sequence[EngineDescription], before: int | None = None
-) -> int:
+def longest_context(asked: int | None, engines: Sequence[EngineDescription], before: int | None = None) -> int:
     """Tokens of a context that every engine takes: as asked for, else the most.
 
     Parameters

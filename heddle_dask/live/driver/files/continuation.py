@@ -57,9 +57,7 @@ def _recorded(name: str, recorded: Mapping[str, Any], described: Mapping[str, An
     return value
 
 
-def check_continues(
-    out: Path, recorded: Mapping[str, Any], described: Mapping[str, Any], *, resumes: bool
-) -> None:
+def check_continues(out: Path, recorded: Mapping[str, Any], described: Mapping[str, Any], *, resumes: bool) -> None:
     """Refuse a session that would put trajectories of another kind into a run.
 
     Parameters
@@ -82,9 +80,7 @@ def check_continues(
         was, now = _recorded(name, recorded, described), _complete(name, described)
         if was != now:
             verb = "resumed" if resumes else "appended to"
-            raise BadInput(
-                f"{out} was made with {_differing(name, was, now)}: it can only be {verb} with the same"
-            )
+            raise BadInput(f"{out} was made with {_differing(name, was, now)}: it can only be {verb} with the same")
 
 
 def _differing(name: str, was: Any, now: Any) -> str:

@@ -89,9 +89,7 @@ class RunFiles:
             return self.writer.batches - 1
         self._continued = True
         description = {**self._describe(), **(self._output.metadata if self._output is not None else {})}
-        return self.writer.begin_batch(
-            {name: description[name] for name in BATCH_FACTS if name in description}
-        )
+        return self.writer.begin_batch({name: description[name] for name in BATCH_FACTS if name in description})
 
     def unfinished(self, attempts: Sequence[Attempt]) -> Sequence[Attempt]:
         """The attempts still to make: of a resumed run those that the store lacks, else all."""

@@ -265,9 +265,7 @@ class RunWriter:
         return droppable >= max(COMPACTED_BYTES, self._journal.size_bytes // 2)
 
     def _compaction(self) -> Compaction:
-        return Compaction(
-            self._journal, RESULTS, lambda record: record.body["trajectory_id"] not in self._stored_bytes
-        )
+        return Compaction(self._journal, RESULTS, lambda record: record.body["trajectory_id"] not in self._stored_bytes)
 
     def _drop_what_is_stored(self) -> None:
         """Count what older sessions left in a long journal, and drop at once what is not needed."""

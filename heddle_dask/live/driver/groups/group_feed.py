@@ -167,9 +167,7 @@ class GroupFeed:
         """Go on with a group: members that are stored count as ended, the others run from their journalled steps."""
         sourced = self._source.task(start.position)
         if sourced is None:
-            raise BadInput(
-                f"the source of tasks ends before position {start.position}, which the run has begun"
-            )
+            raise BadInput(f"the source of tasks ends before position {start.position}, which the run has begun")
         assert self._files is not None
         attempts = self._attempts(start, sourced)
         left = self._files.unfinished(attempts)
@@ -235,9 +233,7 @@ class GroupFeed:
         )
 
     def _attempts(self, start: GroupStart, sourced: SourcedTask) -> Sequence[Attempt]:
-        attempts = group_attempts(
-            sourced.environment, sourced.task, start.group_id, self._plan.attempts, self._seed
-        )
+        attempts = group_attempts(sourced.environment, sourced.task, start.group_id, self._plan.attempts, self._seed)
         names = [attempt.name for attempt in attempts]
         self.ledger.start(start, sourced.task.task_id, sourced.environment.name, names)
         self.on_begun(start.group_id)
@@ -275,9 +271,7 @@ class GroupFeed:
                     self.on_dropped(group_id)
                     if cause != "unfinished":
                         again = self._repeat_of(group_id)
-                        extra = (
-                            {} if again is None else {"position": again.position, "repeated": again.repeat}
-                        )
+                        extra = {} if again is None else {"position": again.position, "repeated": again.repeat}
                         self._journal("group-closed", group_id, counts=0, cause=cause, **extra)
 
     def _repeat_of(self, group_id: str) -> GroupStart | None:

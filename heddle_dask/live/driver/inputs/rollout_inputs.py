@@ -183,8 +183,7 @@ def tasks_of(tasks: Tasks, environment: Environment, seed: int) -> list[Task]:
         chosen = _drawn(tasks, environment, seed)
     else:
         chosen = [
-            Task(task_id=f"task-{i}", prompt=task) if isinstance(task, str) else task
-            for i, task in enumerate(tasks)
+            Task(task_id=f"task-{i}", prompt=task) if isinstance(task, str) else task for i, task in enumerate(tasks)
         ]
     seen: set[str] = set()
     for task in chosen:

@@ -66,9 +66,7 @@ class Telemetry:
         if self.endpoint is not None:
             parts = urlsplit(str(self.endpoint))
             if parts.scheme not in ("http", "https") or not parts.netloc:
-                raise BadInput(
-                    f"telemetry: endpoint is {self.endpoint!r}: use a URL such as http://localhost:4318"
-                )
+                raise BadInput(f"telemetry: endpoint is {self.endpoint!r}: use a URL such as http://localhost:4318")
             _opentelemetry()
         if not isinstance(self.headers, Mapping):
             raise BadInput(f"telemetry: headers are {self.headers!r}: use a mapping of names to values")
@@ -154,9 +152,7 @@ class SpanSender:
         self._thread.join(wait_s)
         lost = self.dropped + (self._waiting.qsize() if self._thread.is_alive() else 0)
         if lost:
-            self._note(
-                f"note: the spans of {lost:,} trajectories were not sent to {self._telemetry.endpoint}"
-            )
+            self._note(f"note: the spans of {lost:,} trajectories were not sent to {self._telemetry.endpoint}")
 
     def _run(self) -> None:
         while True:
@@ -189,9 +185,7 @@ class SpanSender:
             if not self._noted:
                 self._noted = True
                 told = " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
-                self._note(
-                    f"note: spans cannot be sent to {self._telemetry.endpoint}: {told}; the run goes on"
-                )
+                self._note(f"note: spans cannot be sent to {self._telemetry.endpoint}: {told}; the run goes on")
 
     def _spans(self, record: TrajectoryRecord) -> Trace:
         spans = spans_of(record, model=self._model, decode=self._decode)

@@ -92,9 +92,7 @@ class ActionCalls:
             payload=cloudpickle.dumps((call.function, call.args, call.kwargs)),
             timeout_s=None if timeout_s == math.inf else timeout_s,
             # Of a call that is made again on resume, the key of the first time.
-            idempotency_key=self._port.recorded.idempotency_keys.pop(
-                index, f"{services.session}/{action_id}"
-            ),
+            idempotency_key=self._port.recorded.idempotency_keys.pop(index, f"{services.session}/{action_id}"),
             on_loop=inspect.iscoroutinefunction(call.function),
             max_bytes=services.budget.max_action_bytes,
             max_disk_bytes=services.budget.max_action_disk_bytes,
@@ -214,9 +212,7 @@ async def outcome_of(
             if interrupt.kind == "given-up":
                 return ActionOutcome("lost", message=interrupt.cause, run_s=run_s, quota_s=quota_s)
             if losses >= retries.max_action_attempts:
-                return ActionOutcome(
-                    "lost", message=f"{interrupt.cause} every time", run_s=run_s, quota_s=quota_s
-                )
+                return ActionOutcome("lost", message=f"{interrupt.cause} every time", run_s=run_s, quota_s=quota_s)
             continue
         run_s, quota_s, load_s = run_s + outcome.run_s, quota_s + outcome.quota_s, load_s + outcome.load_s
         outcome = replace(outcome, run_s=run_s, quota_s=quota_s, load_s=load_s)
@@ -242,6 +238,4 @@ async def outcome_of(
         if refusals >= retries.max_call_attempts:
             return replace(outcome, message=f"{outcome.message} ({refusals} calls: max_call_attempts)")
         if took_s >= retries.max_call_s:
-            return replace(
-                outcome, message=f"{outcome.message} ({refusals} calls in {took_s:.0f} s: max_call_s)"
-            )
+            return replace(outcome, message=f"{outcome.message} ({refusals} calls in {took_s:.0f} s: max_call_s)")

@@ -87,9 +87,7 @@ def _signed_pickle(call: str, body: Mapping[str, Any]) -> bytes | None:
     except ValueError:
         return None
     # As bytes: a text with other characters than ASCII cannot be compared.
-    return (
-        pickled if hmac.compare_digest(_signature(key, call, pickled).encode(), signature.encode()) else None
-    )
+    return pickled if hmac.compare_digest(_signature(key, call, pickled).encode(), signature.encode()) else None
 
 
 def _signature(key: bytes, call: str, pickled: bytes) -> str:

@@ -78,9 +78,7 @@ def trajectory_seed(run_seed: int, task_id: str, sample_index: int) -> int:
     return int.from_bytes(digest, "big") >> 1
 
 
-def attempts_of(
-    environment: Environment, tasks: Sequence[Task], samples: int, seed: int, batch: str
-) -> list[Attempt]:
+def attempts_of(environment: Environment, tasks: Sequence[Task], samples: int, seed: int, batch: str) -> list[Attempt]:
     """`samples` attempts per task; `batch` prefixes the ids of later batches of one session."""
     attempts = []
     for task in tasks:
@@ -92,9 +90,7 @@ def attempts_of(
     return attempts
 
 
-def group_attempts(
-    environment: Environment, task: Task, group: str, members: int, seed: int
-) -> list[Attempt]:
+def group_attempts(environment: Environment, task: Task, group: str, members: int, seed: int) -> list[Attempt]:
     """The attempts of one group of a stream; a task that comes again is in another group, with other seeds."""
     specs = _specs([f"{group}/{each}" for each in range(members)], group, environment, task)
     return [

@@ -162,9 +162,7 @@ class LiveContext(Context):
         `n` continuations, one that fails cancels the others.
         """
         self._check_rests("generate()")
-        options = StepOptions(
-            max_tokens, temperature, top_p, top_k, min_p, stop, structured, seed, n, ignore_eos
-        )
+        options = StepOptions(max_tokens, temperature, top_p, top_k, min_p, stop, structured, seed, n, ignore_eos)
         self._render()
         if self._exhausted():
             self._told_done = True
@@ -201,9 +199,7 @@ class LiveContext(Context):
         self._port.check_goes_on("sandbox()")
         if not spec.kind and self._services.budget.sandbox != "weak":
             spec = replace(spec, kind="bubblewrap")
-        return LiveSandbox(
-            self._port, self._calls, lambda: next(self._sandboxes), lambda: self._next_step - 1, spec
-        )
+        return LiveSandbox(self._port, self._calls, lambda: next(self._sandboxes), lambda: self._next_step - 1, spec)
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -305,10 +301,7 @@ class LiveContext(Context):
         )
 
     def _exhausted(self) -> bool:
-        return (
-            self._next_step >= self._services.budget.max_steps
-            or self.context_tokens >= self.max_context_tokens
-        )
+        return self._next_step >= self._services.budget.max_steps or self.context_tokens >= self.max_context_tokens
 
     def _why_exhausted(self) -> str:
         budget = self._services.budget

@@ -85,9 +85,7 @@ class PendingInput:
             return
         rendering, messages = self._rendering(record), self._messages
         self._messages, self._rendered = [], None
-        self.turn_ended = (
-            False  # the policy's turn has begun: a message that no step has come before has to end it
-        )
+        self.turn_ended = False  # the policy's turn has begun: a message that no step has come before has to end it
         _append(record, rendering, [_ATTRIBUTION[message["role"]] for message in messages])
 
     def _rendering(self, record: TokenRecord) -> Rendering:
@@ -127,12 +125,7 @@ def _checked_tokens(token_ids: object) -> list[int]:
         ids = np.asarray(token_ids)
     except (TypeError, ValueError):
         ids = np.empty(0, object)
-    if (
-        ids.ndim == 1
-        and not ids.size
-        and isinstance(token_ids, Sequence)
-        and not isinstance(token_ids, str | bytes)
-    ):
+    if ids.ndim == 1 and not ids.size and isinstance(token_ids, Sequence) and not isinstance(token_ids, str | bytes):
         return []
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise BadInput("append_tokens: use a flat sequence of token ids, which are whole numbers")

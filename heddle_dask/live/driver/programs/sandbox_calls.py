@@ -123,9 +123,7 @@ class LiveSandbox:
                 lambda: (perform_in_sandbox, (self._order(operation, with_past=True),), {}),
             )
             # The limit is that of the command: rebuilding may come first.
-            call = FunctionCall(
-                perform_in_sandbox, (order,), {}, cpus, needs, kind, label, timeout_s=math.inf
-            )
+            call = FunctionCall(perform_in_sandbox, (order,), {}, cpus, needs, kind, label, timeout_s=math.inf)
             answer = await self._calls.run(call, self._after_step(), use)
             if isinstance(operation, ExecOperation | PutOperation):
                 past = PastOperation(operation, answer["cpus"], answer["digest"])

@@ -74,13 +74,9 @@ class StepOptions:
         if self.structured is not None and not isinstance(self.structured, StructuredOutput):
             raise BadInput(f"{_WHERE}: structured is {self.structured!r}: use StructuredOutput(…)")
         if self.ignore_eos and (checked_stop(_WHERE, self.stop) or self.structured is not None):
-            raise BadInput(
-                f"{_WHERE}: ignore_eos asks for exactly max_tokens tokens: leave out stop and structured"
-            )
+            raise BadInput(f"{_WHERE}: ignore_eos asks for exactly max_tokens tokens: leave out stop and structured")
 
-    def completed(
-        self, defaults: Sampling, budget: Budget, room: int, end_ids: tuple[int, ...]
-    ) -> SamplingParams:
+    def completed(self, defaults: Sampling, budget: Budget, room: int, end_ids: tuple[int, ...]) -> SamplingParams:
         """The sampling of the whole step, in a context that has room for `room` more tokens.
 
         Raises
@@ -252,8 +248,7 @@ class StepAnswers:
             held = f"over {body['context_tokens']}" if "context_tokens" in body else "that was given up"
             held += " other ones" if body.get("context_tokens") == len(record) else ""
             raise ReplayDiverged(
-                f"step {step.index} over {len(record)} tokens; the journal holds step "
-                f"{body['step_index']} {held}"
+                f"step {step.index} over {len(record)} tokens; the journal holds step {body['step_index']} {held}"
             )
         return step_from_body(body)
 
@@ -334,9 +329,7 @@ class HeldContext:
             self._tokens, self._crc = len(record), zlib.crc32(sampled, self._sent_crc)
 
 
-def tokens_to_stop(
-    decode: Callable[[Sequence[int]], str], token_ids: Sequence[int], stop: Sequence[str]
-) -> int | None:
+def tokens_to_stop(decode: Callable[[Sequence[int]], str], token_ids: Sequence[int], stop: Sequence[str]) -> int | None:
     """Number of tokens up to the one that completes the first stop string; None when the text has none."""
     if not _stops(decode(token_ids), stop):
         return None

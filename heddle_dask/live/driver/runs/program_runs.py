@@ -202,9 +202,7 @@ class ProgramRuns:
         )
         whole = attempt.recorded or recorded
         hooks = LiveRewardContext(self._services, attempt.spec, attempt.name, attempt.seed, whole)
-        return ScoredAttempt(
-            attempt.task, attempt.name, _group_of(attempt), transcript, ending.reward, whole, hooks
-        )
+        return ScoredAttempt(attempt.task, attempt.name, _group_of(attempt), transcript, ending.reward, whole, hooks)
 
     async def _score(self, attempt: Attempt, scored: ScoredAttempt, ending: Ending) -> Ending:
         """The ending with its reward; the trajectory holds no engine meanwhile."""
@@ -222,9 +220,7 @@ class ProgramRuns:
             return replace(ended, reward=unfinished_reward(scored.given.metadata))
         finally:
             scored.context.end()
-        return replace(
-            ending, reward=computed.reward, reward_cause=computed.cause, reward_detail=computed.detail
-        )
+        return replace(ending, reward=computed.reward, reward_cause=computed.cause, reward_detail=computed.detail)
 
     def _tell_ended(self, trajectory_id: TrajectoryId, ending: Ending) -> None:
         """Report the end to the controller, with all others of this turn of the loop."""
@@ -268,9 +264,7 @@ class ProgramRuns:
             metadata=metadata,
             branches=tuple(branch.finished_record for branch in branches),
             steps=tuple(
-                replace(step, branch=number)
-                for number, branch in enumerate(branches)
-                for step in branch.steps
+                replace(step, branch=number) for number, branch in enumerate(branches) for step in branch.steps
             ),
             actions=(
                 *(

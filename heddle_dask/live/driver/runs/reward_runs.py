@@ -69,9 +69,7 @@ class ComputedReward:
 class LiveRewardContext(ActionContext):
     """What the hook of one reward uses; implements `environments.rewards.RewardContext`."""
 
-    def __init__(
-        self, services: Services, spec: TrajectorySpec, name: str, seed: int, recorded: Recorded
-    ) -> None:
+    def __init__(self, services: Services, spec: TrajectorySpec, name: str, seed: int, recorded: Recorded) -> None:
         branch = Branch(BranchTree(TrajectoryId(name), recorded.branches), REWARD_PATH)
         self._port = BranchPort(services, spec, branch.recorded, branch)
         self._port.announced = True  # its trajectory is

@@ -101,9 +101,7 @@ class Driver:
         self._members = members
         self._admission = Announcer(client, services.session, channel, self.look_again)
         self.failures = EnvironmentFailures(services.retries, note)  # failures of environments
-        self._runs = ProgramRuns(
-            client, services, self._admission, self.failures, retry_lost_tools=members is not None
-        )
+        self._runs = ProgramRuns(client, services, self._admission, self.failures, retry_lost_tools=members is not None)
         self._tasks: dict[str, asyncio.Task[EndedAttempt]] = {}
         self._names: dict[asyncio.Future[Any], str] = {}
         # Tasks that have ended, the failure of the control plane, and None: look whether there is room.

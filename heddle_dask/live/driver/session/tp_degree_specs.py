@@ -142,9 +142,7 @@ def cost_at(cost: Mapping[str, Any], degree: int, known_degree: int) -> Mapping[
         given: dict[str, Mapping[str, Any]] = {str(name): form for name, form in cost.items()}
         if str(degree) not in given:
             listed = ", ".join(given)
-            raise BadInput(
-                f"the cost of an engine of TP degree {degree} is not given, only of {listed}: add it"
-            )
+            raise BadInput(f"the cost of an engine of TP degree {degree} is not given, only of {listed}: add it")
         return given[str(degree)]
     if degree != known_degree and cost_from_mapping(cost, degree) == _or_none(cost, known_degree):
         # Terms, and seconds per token, say nothing of degrees: the same cost comes out for each.

@@ -39,9 +39,7 @@ class Panel:
         self._table: Div | None = None  # for subclasses: shows the table of the view
         self._body = column(*self.body(), sizing_mode="stretch_both", spacing=2, visible=False)
         # The Bokeh model of the whole panel.
-        self.root = column(
-            self._heading, self._body, sizing_mode="stretch_both", name=f"heddle-{self.name}", spacing=2
-        )
+        self.root = column(self._heading, self._body, sizing_mode="stretch_both", name=f"heddle-{self.name}", spacing=2)
 
     def body(self) -> Sequence[Any]:
         """For subclasses: the models below the heading."""

@@ -65,8 +65,6 @@ def _equal(one: Columns, other: Columns) -> bool:
     if one.keys() != other.keys():
         return False
     return all(
-        np.array_equal(one[name], other[name])
-        if isinstance(one[name], np.ndarray)
-        else one[name] == other[name]
+        np.array_equal(one[name], other[name]) if isinstance(one[name], np.ndarray) else one[name] == other[name]
         for name in one
     )

@@ -28,17 +28,14 @@ def actions_view(snapshot: RunSnapshot) -> View:
     if not snapshot.pools:
         return View("", source, "No tool worker has joined yet.", html="")
     hosts, cpus, free, waiting = (
-        sum(getattr(each, name) for each in snapshot.pools)
-        for name in ("hosts", "cpus", "free_cpus", "waiting")
+        sum(getattr(each, name) for each in snapshot.pools) for name in ("hosts", "cpus", "free_cpus", "waiting")
     )
     heading = (
         f'<span class="sub"><b>{style.count(cpus - free)}</b> of {style.count(cpus)} CPUs in use on '
         f"{style.plural(hosts, 'host')}, <b>{style.count(waiting)}</b> waiting</span>"
         f"<div class='chips'>{_LEGEND}</div>"
     )
-    return View(
-        heading, source, rows=tuple(style.elide(each.pool for each in pools)), html=_table(snapshot.actions)
-    )
+    return View(heading, source, rows=tuple(style.elide(each.pool for each in pools)), html=_table(snapshot.actions))
 
 
 def _columns(pools: Sequence[PoolView]) -> dict[str, Any]:
@@ -93,9 +90,7 @@ class ActionsPanel(Panel):
         chart.sizing_mode = "stretch_width"
         chart.x_range.start = 0
         bars = {"y": "row", "source": source}
-        room = chart.hbar(
-            left=0, right="cpus", height=0.74, fill_color=style.FREE, line_color=style.EDGE, **bars
-        )
+        room = chart.hbar(left=0, right="cpus", height=0.74, fill_color=style.FREE, line_color=style.EDGE, **bars)
         chart.hbar(left=0, right="used", height=0.54, fill_color=style.RUNNING_TOOL, line_color=None, **bars)
         chart.hbar(
             left="cpus",

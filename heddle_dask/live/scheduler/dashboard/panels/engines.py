@@ -31,25 +31,17 @@ def engines_view(snapshot: RunSnapshot) -> View:
     """The engines that are not lost; beyond `MOST_ROWS`, those with the most work."""
     here = [engine for engine in snapshot.engines if engine.state in LIVING]
     if not here:
-        why = (
-            "No engine is there now."
-            if snapshot.engines or not snapshot.is_open
-            else "No engine has joined yet."
-        )
+        why = "No engine is there now." if snapshot.engines or not snapshot.is_open else "No engine has joined yet."
         return View("", {"engines": _columns([], [])}, why)
     shown = here
     if len(here) > MOST_ROWS:
         shown = sorted(here, key=lambda each: (-_load(each), each.index))[: MOST_ROWS - 1]
     labels = style.elide(_name(each) for each in shown)
-    slots, at_engine, queued = (
-        sum(getattr(e, name) for e in here) for name in ("slots", "generating", "queued")
-    )
+    slots, at_engine, queued = (sum(getattr(e, name) for e in here) for name in ("slots", "generating", "queued"))
     part = ""
     rows = [_row(engine) for engine in shown]
     if len(shown) < len(here):
-        part = (
-            f"; the {len(shown)} with the most work of {style.count(len(here))}, and the mean of the others"
-        )
+        part = f"; the {len(shown)} with the most work of {style.count(len(here))}, and the mean of the others"
         names = {engine.index for engine in shown}
         others = [_row(engine) for engine in here if engine.index not in names]
         rows.append(_mean(others))
@@ -123,9 +115,7 @@ class EnginesPanel(Panel):
         steps = self.chart("steps", "", y_range=rows, tools="")
         steps.x_range.start = 0
         bars = {"y": "row", "source": source, "line_color": None}
-        steps.hbar(
-            left=0, right="slots", height=0.74, fill_color=style.FREE, **(bars | {"line_color": style.EDGE})
-        )
+        steps.hbar(left=0, right="slots", height=0.74, fill_color=style.FREE, **(bars | {"line_color": style.EDGE}))
         steps.hbar(left=0, right="generating", height=0.54, fill_color=style.GENERATING, **bars)
         steps.hbar(left="queue_from", right="queue_to", height=0.54, fill_color=style.QUEUED, **bars)
         kv = self.chart("KV memory", "", y_range=rows, tools="", x_range=Range1d(start=0, end=MOST_KV_SHARE))

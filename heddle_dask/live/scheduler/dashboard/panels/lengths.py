@@ -33,9 +33,7 @@ def lengths_view(snapshot: RunSnapshot) -> View:
     after = [each for each in pairs if each.after_step_tokens is not None]
     told = [f"before the first step <b>{_within(first, pairs):.0%}</b>"]
     if after:
-        told.append(
-            f"after it <b>{_within([each.after_step_tokens or 0.0 for each in after], after):.0%}</b>"
-        )
+        told.append(f"after it <b>{_within([each.after_step_tokens or 0.0 for each in after], after):.0%}</b>")
     sample = "" if len(shown) == snapshot.lengths_seen else f", {style.count(len(shown))} shown"
     heading = (
         f'<span class="sub">{style.count(snapshot.lengths_seen)} ended with a prediction{sample}; within a factor of '
@@ -60,8 +58,7 @@ def _spread(number: int, most: int) -> list[int]:
 def _within(predicted: Sequence[float], pairs: Sequence[LengthPair]) -> float:
     """Share of the predictions that are off by a factor of 2 at most."""
     close = sum(
-        0.5 <= max(tokens, 1.0) / pair.actual_tokens <= 2.0
-        for tokens, pair in zip(predicted, pairs, strict=True)
+        0.5 <= max(tokens, 1.0) / pair.actual_tokens <= 2.0 for tokens, pair in zip(predicted, pairs, strict=True)
     )
     return close / len(pairs)
 

@@ -62,9 +62,7 @@ def _latest(point: TrainingPoint) -> str:
         f'<span class="tile"><span class="u">{style.escape(name)}</span> <b>{value:,.4g}</b></span>'
         for name, value in sorted(point.figures.items())
     )
-    return (
-        f'<div class="tiles"><span class="tile"><b>step {style.count(point.step)}</b></span>{figures}</div>'
-    )
+    return f'<div class="tiles"><span class="tile"><b>step {style.count(point.step)}</b></span>{figures}</div>'
 
 
 class TrainingPanel(Panel):
@@ -77,9 +75,7 @@ class TrainingPanel(Panel):
     def body(self) -> Sequence[Any]:
         columns = ["step", "value"]
         batch, held_out = self.source(REWARD, columns), self.source(HELD_OUT, columns)
-        chart = self.chart(
-            "optimiser step", "mean reward", sizing_mode="stretch_width", height=CHART_HEIGHT_PX
-        )
+        chart = self.chart("optimiser step", "mean reward", sizing_mode="stretch_width", height=CHART_HEIGHT_PX)
         chart.line("step", "value", line_color=style.GENERATING, line_width=2, source=batch)
         dots = chart.scatter("step", "value", size=5, color=style.GENERATING, source=batch)
         rings = chart.scatter(
