@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 import statistics
@@ -117,12 +118,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--how", nargs="*", default=["kill", "SIGUSR1", "SIGTERM"])
     parser.add_argument("--model", default=str(MODEL))
+    parser.add_argument("--out", type=Path, help="JSON lines: a row is added when a round ends.")
     options = parser.parse_args()
     for how in options.how:
         rows = []
         for _ in range(options.rounds):
             with tempfile.TemporaryDirectory() as directory:
                 rows.append(asyncio.run(one_round(how, options.model, Path(directory))))
+            if options.out is not None:
+                with options.out.open("a") as file:
+                    file.write(json.dumps({"how": how, **rows[-1]}) + "\n")
         shown = {
             name: [round(row[name], 2) for row in rows] if name != "counts" else [row[name] for row in rows]
             for name in rows[0]
