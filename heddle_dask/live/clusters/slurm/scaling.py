@@ -114,15 +114,13 @@ def spread(units: int, groups: Sequence[GroupSize]) -> dict[str, int]:
 
     The minimum of every group is there in any case. Jobs that are stuck in the queue bring nothing.
     """
-    left = units - sum(group.minimum * group.units for group in groups)
+    left = units - sum(max(0, group.minimum - group.stuck) * group.units for group in groups)
     jobs: dict[str, int] = {}
     for group in groups:
-        brings_nothing = min(group.stuck, group.minimum)
-        left += brings_nothing * group.units
         more = 0
         if left > 0:
             # Jobs that are stuck stay in the queue, and count against the maximum.
-            stuck = group.stuck - brings_nothing
+            stuck = max(0, group.stuck - group.minimum)
             more = min(group.maximum - group.minimum, math.ceil(left / group.units) + stuck)
             left -= max(0, more - stuck) * group.units
         jobs[group.name] = group.minimum + more

@@ -149,11 +149,11 @@ class OpenStep:
         """The step after an answer of `tokens` tokens: the whole step, or a preempted part of it.
 
         A time is NaN as soon as that of one part is unknown: the sum over the others would be too small. What was
-        called back before it began is no part: its engine drained, or another one took the step.
+        called back before it began is no preemption: its engine drained, or another one took the step.
         """
         made = result.generated
         if result.status == "aborted" and not (result.run_s or made.token_ids):
-            return replace(self, attempt=self.attempt + 1, send_all=False)
+            return replace(self, attempt=self.attempt + 1, send_all=False, parts=self.parts + 1)
         before = self.came_from if self.last is None else self.last.engine_id
         moved = before not in ("", result.engine_id)
         return replace(
