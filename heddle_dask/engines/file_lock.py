@@ -37,11 +37,19 @@ class FileLock:
             The file system has no locks.
         """
         self.release()
-        how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-        while not self._try(how):
-            if stop.is_set():
-                raise LockStopped(f"the wait for {self._path} was given up")
-            time.sleep(_LOOK_S)
+        while not self._try(fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
+            self.pause(stop)
+
+    def try_alone(self) -> bool:
+        """Take the lock alone where nobody has it; one that is held is given up in any case."""
+        self.release()
+        return self._try(fcntl.LOCK_EX)
+
+    def pause(self, stop: threading.Event) -> None:
+        """Wait a moment before the next attempt; raises `LockStopped` when `stop` is set."""
+        if stop.is_set():
+            raise LockStopped(f"the wait for {self._path} was given up")
+        time.sleep(_LOOK_S)
 
     def release(self) -> None:
         """Give the lock up; does nothing when it is not held."""

@@ -73,9 +73,10 @@ class NodeCache:
                 lock.acquire(shared=True, stop=stop)
                 if is_whole(path):
                     return HeldDirectory(path, lock)
-                # The shared lock is given up first: of several processes that wait here, one gets on.
-                lock.acquire(shared=False, stop=stop)
-                if not is_whole(path):
+                # Not waited for: whoever has it makes the directory, and shares it for as long as it is used.
+                if not lock.try_alone():
+                    lock.pause(stop)
+                elif not is_whole(path):
                     shutil.rmtree(path, ignore_errors=True)  # one that somebody has changed
                     self._make(partial, path, make)
         except BaseException:
