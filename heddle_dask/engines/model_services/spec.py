@@ -79,6 +79,7 @@ class ModelBackEnd(Protocol):
 
 
 BackEnd = Literal["cpu", "vllm"]
+CPU_BACK_END: BackEnd = "cpu"
 Answers = Literal["score", "logprobs"]
 
 

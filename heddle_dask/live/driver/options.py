@@ -309,7 +309,7 @@ class Engines:
             return cls(spec=engines)
         if isinstance(engines, str):
             return cls(engines)
-        raise BadInput(f"engines is {engines!r}: use a kind such as 'vllm', an EngineSpec or Engines(…)")
+        raise BadInput(f"engines is {engines!r}: use a kind such as {DEFAULT_KIND!r}, an EngineSpec or Engines(…)")
 
     def spec_for(self, model: str, max_context_tokens: int | None, seed: int) -> EngineSpec:
         """Describe one engine for this model; a `spec` that was given stays as it is.
