@@ -49,7 +49,7 @@ from heddle_dask.live.wire.driver_messages import GetCapacity, Notice, StartSess
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.affinity.hardware_map import check_affinity
-from heddle_dask.strategies.presets import Strategy
+from heddle_dask.strategies.presets import PARTS, Strategy
 from heddle_dask.training.groups import FinishedGroup, GroupPlan
 
 FeedOf = Callable[[Driver], AttemptFeed]
@@ -473,6 +473,7 @@ class Rollout:
             **self._engines.description(),
             "strategy": self._strategy.preset,
             "overrides": list(self._strategy.overrides),
+            "parts": list(PARTS),
             "retries": asdict(self.retries),
             **self.pools.description(),
             **self._sandbox,

@@ -46,13 +46,16 @@ class RecordedSession:
         if "max_pool_wait_s" not in known:
             # Before actions had elastic units, every preset started them in order, each with its least.
             facts = {**facts, "overrides": ("actions=fcfs-minimum", *facts["overrides"])}
+        # Parts of a strategy that came later are off in what had been recorded before.
+        self._off = tuple(f"{part}=none" for part in ("stealing",) if part not in facts.get("parts", ()))
+        facts = {**facts, "overrides": (*self._off, *facts["overrides"])}
         retries = RetryPolicy.from_mapping({**_BEFORE, **known})
         self.controller = Controller(strategies_of_run(facts), retries, self._build)
         self._joined = False
 
     def _build(self, run: RunDescription) -> StrategySet:
         check_imported(run.overrides, self._import_strategies)
-        return strategies_of_description(run)
+        return strategies_of_description(replace(run, overrides=(*self._off, *run.overrides)))
 
     def take(self, lines: Iterable[Sequence[Any]]) -> None:
         """Replay the next lines of its journal.
