@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from distributed import Client
 
 from benchmarks.slurm_loss import LostJob, lost_job
+from heddle_dask.cli.engine_option import chosen_model
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
@@ -73,11 +74,15 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """One start, or one loss of a job, on the groups of a cluster file; `content` is its text."""
+    """One start, or one loss of a job, on the groups of a cluster file; `content` is its text.
+
+    `model` is as it was given: what is the same on every machine is the key of a row, and the place of the shipped
+    model is not.
+    """
 
     cluster: str
     content: str
-    model: str
+    model: str | None
     repeat: int
 
 
@@ -97,7 +102,7 @@ def in_its_folder(measure: Callable[[ClusterPlan, str, Path], Coroutine[Any, Any
     shared.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="heddle-bench-", dir=shared) as directory:
         there = replace(plan, logs=Path(directory) / "logs")
-        return asyncio.run(measure(there, job.model, Path(directory) / "run.zarr"))
+        return asyncio.run(measure(there, chosen_model(job.model, "emulated"), Path(directory) / "run.zarr"))
 
 
 class BenchAgent:

@@ -43,7 +43,7 @@ def slurm(
     from heddle_dask.live.clusters.slurm.cluster_file import read_cluster_file
 
     read_cluster_file(cluster)
-    model = chosen_model(model, "emulated")
+    chosen_model(model, "emulated")
     runner = runner_of(out, code_digest())
     if late_jobs:
         _late_jobs(runner, [SlurmJob(str(cluster), cluster.read_text(), model, n) for n in range(repeats)], as_json)
