@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ async def measure_late(plan: ClusterPlan, model: str, out: Path) -> LateJobs:
         As `measure_start`.
     """
     plan, group = with_jobs(plan, 1, most=JOBS)
+    plan = replace(plan, adaptive=False)  # the demand would ask for a second job, and a third, at once
     async with SlurmCluster(plan, asynchronous=True) as cluster, Client(cluster, asynchronous=True) as client:
         agent = BenchAgent(STEPS, STEP_TOKENS)
         rollout = Rollout(client, env=agent, model=model, engines=engines(model, 1), out=Output(out))

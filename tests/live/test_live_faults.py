@@ -29,6 +29,10 @@ from heddle_dask.core.journal_codec import replay
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.session.open_session import OpenSession
+from heddle_dask.live.driver.session.rollout_engines import RolloutEngines
+from heddle_dask.live.wire.driver_messages import GetCapacity
+from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.records.store import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.presets import DEFAULT_PRESET, build_strategies
@@ -96,6 +100,26 @@ def test_a_killed_rollout_worker_takes_its_engine_and_loses_nothing(model_dir: s
     lines = control_lines(tmp_path / "run.zarr")
     assert any(line[0][0] == "EngineLost" and line[0][-1] is True for line in lines)
     assert list(replay(Controller(build_strategies(DEFAULT_PRESET)), lines)) == []
+
+
+def test_a_run_whose_only_engine_dies_before_its_first_step_waits_for_it(
+    model_dir: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = RolloutEngines.start
+
+    async def start_and_die(engines: RolloutEngines, session: OpenSession) -> None:
+        await start(engines, session)
+        kill(engine_process("rollout-0").pid)
+        while (await ask_scheduler(engines._client, GetCapacity())).engines:
+            await asyncio.sleep(0.01)
+
+    async def body() -> None:
+        async with shared_cluster(engines=1) as client:
+            monkeypatch.setattr(RolloutEngines, "start", start_and_die)
+            batch = await Rollout(client, env=ToolAgent(), model=model_dir, engines=emulated(model_dir)).run(2)
+            assert batch.counts == {"completed": 2}
+
+    run(body())
 
 
 def test_a_killed_engine_is_restarted_and_its_steps_go_on_elsewhere(model_dir: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from worlds.shared_cluster import another_client, shared_cluster
 
 from heddle_dask.core.commands import DropContext, StartStep
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import EngineId, HostId
 from heddle_dask.core.journal_codec import decode
 from heddle_dask.core.run_record import plain_name
 from heddle_dask.engines.emulated.options import EmulatedOptions
@@ -25,6 +27,7 @@ from heddle_dask.live.driver.options import Engines
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.wire.envelopes import Order
 from heddle_dask.live.wire.transport import send
+from heddle_dask.live.wire.worker_messages import EngineReadyReport, HostReadyReport
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import Strategy
 
@@ -102,6 +105,31 @@ def test_two_rollouts_share_an_engine_by_their_weights_and_both_journals_replay(
     own = [line for _, lines in own_lines(facts_and_lines(paths[1])) for line in lines]
     submitted = {line[0][2][0] for line in own if line[0][0] == "TrajectorySubmitted"}
     assert submitted == names, "its own trajectories, by their own names"
+
+
+def test_an_engine_that_is_announced_after_its_worker_has_left_gets_no_step(model_dir: str) -> None:
+    """The stream of a worker that drains at its start may bring the news when Dask has removed it."""
+
+    def announce_late(dask_scheduler: Any) -> None:
+        registry = dask_scheduler.plugins["heddle"]._registry
+        ((_, engine),) = registry.engines.values()
+        (host,) = [host for _, host in registry.hosts.values()]
+        reports = (
+            EngineReadyReport(replace(engine, engine_id=EngineId("gone/1-1")), "emulated", model_dir),
+            HostReadyReport(replace(host, host_id=HostId("gone/1"))),
+        )
+        for report in reports:
+            mapping = report.to_wire()
+            dask_scheduler.stream_handlers[mapping.pop("op")](worker="tcp://127.0.0.1:1", **mapping)
+
+    async def body() -> None:
+        async with shared_cluster(engines=1) as client, rollout(client, model_dir, 1.0) as steady:
+            running = asyncio.ensure_future(steady.run(20))
+            await until(lambda: steady.progress().get("queued", 0) > 0)
+            await client.run_on_scheduler(announce_late)
+            assert (await running).counts == {"completed": 20}
+
+    run(body())
 
 
 def test_a_rollout_that_fails_or_dies_disturbs_no_other(model_dir: str, tmp_path: Path) -> None:

@@ -19,7 +19,12 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.task_sources import TaskSource
 from heddle_dask.live.driver.batch import Batch, BatchTally, rollout_html, stream_sync
-from heddle_dask.live.driver.connection.capacity import check_context, hardware_of, longest_context
+from heddle_dask.live.driver.connection.capacity import (
+    check_context,
+    hardware_of,
+    longest_context,
+    wait_for_capacity,
+)
 from heddle_dask.live.driver.connection.encryption import warn_if_unencrypted
 from heddle_dask.live.driver.connection.sandbox_check import check_sandbox
 from heddle_dask.live.driver.files.continuation import source_list, task_list
@@ -378,9 +383,13 @@ class Rollout:
 
     async def _services(self, session: OpenSession, files: RunFiles) -> Services:
         """What the contexts share, once the engines have said how long a context may be."""
-        engines = [ready.engine for ready in (await ask_scheduler(self.client, GetCapacity())).engines]
-        longest = longest_context(self.budget.max_context_tokens, engines, self._longest)
-        self._longest = longest
+        capacity = await ask_scheduler(self.client, GetCapacity())
+        if not capacity.engines and self._longest is None:
+            # Those that had answered have gone since: the others start, or come again.
+            again = wait_for_capacity(self.client, 1, self._patience, self._on_progress)
+            capacity = await session.channel.unless_failed(again)
+        engines = [ready.engine for ready in capacity.engines]
+        longest = self._longest = longest_context(self.budget.max_context_tokens, engines, self._longest)
         if self._spans is None:
             self._spans = self._telemetry.sender(
                 session.session_id, self.model, self.template.decode, self._clock, self._on_progress

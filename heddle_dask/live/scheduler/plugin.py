@@ -121,11 +121,15 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.answer(training.GetWeightStatus, self.weight_status)
         handlers.answer(cluster.ExchangeDemand, self.exchange_demand)
         handlers.answer(cluster.DrainWorkers, self._drains.drain)
-        handlers.take(workers.EngineWorkerReport, self.engine_worker)
         handlers.take(workers.GpusReturnedReport, self.engine_plugin_ended)
-        handlers.take(workers.EngineReadyReport, self.engine_ready)
-        handlers.take(workers.EngineStartFailedReport, lambda worker, report: self._start_failed(worker, report.reason))
-        handlers.take(workers.HostReadyReport, self.host_ready)
+        announced: dict[type[Any], Callable[[str, Any], None]] = {
+            workers.EngineWorkerReport: self.engine_worker,
+            workers.EngineReadyReport: self.engine_ready,
+            workers.EngineStartFailedReport: self._start_failed,
+            workers.HostReadyReport: self.host_ready,
+        }
+        for announcement, handler in announced.items():
+            handlers.take(announcement, self._unless_left(handler))
         handlers.take(workers.ActionPayloadWantedReport, self.payload_wanted)
         handlers.take(driver.TrajectoriesEndedReport, self.trajectories_ended)
         handlers.take(training.TrainingFiguresReport, self.training_figures)
@@ -439,6 +443,18 @@ class HeddleScheduler(SchedulerPlugin):
 
     # -- engines and hosts -------------------------------------------------------------------------
 
+    def _unless_left(self, handler: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
+        """Take nothing from a worker that Dask has removed: its stream may still bring what it announced before.
+
+        An engine of that worker would be given steps, and nobody would tell its loss again.
+        """
+
+        def take(worker: str, report: Any) -> None:
+            if worker in self.scheduler.workers:
+                handler(worker, report)
+
+        return take
+
     def engine_ready(self, worker: str, report: workers.EngineReadyReport) -> None:
         """An engine on `worker` answers; on one that is about to leave it would get no step."""
         if worker in self._drains:
@@ -498,9 +514,9 @@ class HeddleScheduler(SchedulerPlugin):
         if self._control is not None and self._control.name == session:
             self._control.tell(event)
 
-    def _start_failed(self, worker: str, reason: str) -> None:
+    def _start_failed(self, worker: str, report: workers.EngineStartFailedReport) -> None:
         """An engine did not start: a driver that waits for capacity reads it there."""
-        self._registry.start_failures[worker] = reason
+        self._registry.start_failures[worker] = report.reason
 
     # -- of one session ----------------------------------------------------------------------------
 

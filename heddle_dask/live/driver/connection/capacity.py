@@ -110,25 +110,22 @@ def check_context(asked: int | None, engine_takes: int | None) -> None:
         )
 
 
-def longest_context(asked: int | None, engines: Sequence[EngineDescription], before: int | None = None) -> int:
+def longest_context(asked: int | None, engines: Sequence[EngineDescription], before: int | None) -> int:
     """Tokens of a context that every engine takes: as asked for, else the most.
 
     Parameters
     ----------
     before
-        What the engines took that answered before; holds as long as none answers.
+        What the engines took that answered before; holds as long as none answers. None: at least one answers.
 
     Raises
     ------
     BadInput
-        More was asked for, or nothing is known.
+        More was asked for.
     """
-    most = min((engine.max_context_tokens for engine in engines), default=before)
+    most = min(engine.max_context_tokens for engine in engines) if engines or before is None else before
     check_context(asked, most)
-    longest = most if asked is None else asked
-    if longest is None:
-        raise BadInput("no engine answers any more: see their logs")
-    return longest
+    return most if asked is None else asked
 
 
 def jobs_waited_for(capacity: Capacity, engines: int | None) -> str:
