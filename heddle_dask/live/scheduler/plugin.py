@@ -125,7 +125,7 @@ class HeddleScheduler(SchedulerPlugin):
         announced: dict[type[Any], Callable[[str, Any], None]] = {
             workers.EngineWorkerReport: self.engine_worker,
             workers.EngineReadyReport: self.engine_ready,
-            workers.EngineStartFailedReport: self._start_failed,
+            workers.EngineStartFailedReport: lambda worker, report: self._start_failed(worker, report.reason),
             workers.HostReadyReport: self.host_ready,
         }
         for announcement, handler in announced.items():
@@ -514,9 +514,9 @@ class HeddleScheduler(SchedulerPlugin):
         if self._control is not None and self._control.name == session:
             self._control.tell(event)
 
-    def _start_failed(self, worker: str, report: workers.EngineStartFailedReport) -> None:
+    def _start_failed(self, worker: str, reason: str) -> None:
         """An engine did not start: a driver that waits for capacity reads it there."""
-        self._registry.start_failures[worker] = report.reason
+        self._registry.start_failures[worker] = reason
 
     # -- of one session ----------------------------------------------------------------------------
 
