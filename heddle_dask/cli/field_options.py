@@ -10,15 +10,7 @@ import click
 from click.core import ParameterSource
 
 from heddle_dask.cli.engine_option import engine_option
-from heddle_dask.cli.shared_options import (
-    COUNT,
-    NOT_NEGATIVE,
-    POSITIVE,
-    TOKENS,
-    FiniteNumber,
-    WholeNumber,
-    in_order,
-)
+from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, TOKENS, FiniteNumber, WholeNumber, in_order
 from heddle_dask.live.driver.options import Budget, Engines, Patience, Sampling
 from heddle_dask.live.driver.settings import Option, options_of, section_of
 

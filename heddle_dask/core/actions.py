@@ -17,13 +17,7 @@ from heddle_dask.core.sandboxes import Sandboxes
 from heddle_dask.core.service_copies import ServiceCopy
 from heddle_dask.core.services import ServicePool
 from heddle_dask.core.state import State
-from heddle_dask.core.transitions import (
-    ActionEvent,
-    ActionState,
-    CopyEvent,
-    TrajectoryEvent,
-    TrajectoryState,
-)
+from heddle_dask.core.transitions import ActionEvent, ActionState, CopyEvent, TrajectoryEvent, TrajectoryState
 from heddle_dask.core.view import (
     ActionAllocation,
     ClusterView,

@@ -34,14 +34,7 @@ from heddle_dask.core.run_strategies import BuildStrategies, StrategyTable
 from heddle_dask.core.snapshot import ClusterSnapshot, run_counts, snapshot_of
 from heddle_dask.core.state import State
 from heddle_dask.core.stealing import WorkStealing
-from heddle_dask.core.transitions import (
-    OVER,
-    STEP_STATES,
-    EngineState,
-    KvEvent,
-    TrajectoryEvent,
-    TrajectoryState,
-)
+from heddle_dask.core.transitions import OVER, STEP_STATES, EngineState, KvEvent, TrajectoryEvent, TrajectoryState
 from heddle_dask.core.view import ClusterView, StrategySet
 from heddle_dask.core.weight_updates import WeightUpdates
 

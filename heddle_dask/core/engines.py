@@ -23,14 +23,7 @@ from heddle_dask.core.nouns import DegreeRequest, TpDegreePlan
 from heddle_dask.core.placements import HeldSteps, Placements
 from heddle_dask.core.run_strategies import StrategyTable
 from heddle_dask.core.state import State
-from heddle_dask.core.transitions import (
-    EngineEvent,
-    EngineState,
-    KvEvent,
-    KvState,
-    TrajectoryEvent,
-    TrajectoryState,
-)
+from heddle_dask.core.transitions import EngineEvent, EngineState, KvEvent, KvState, TrajectoryEvent, TrajectoryState
 from heddle_dask.core.weight_updates import WeightUpdates
 
 

@@ -10,16 +10,7 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput, is_encodable, is_finite
 from heddle_dask.core.nouns import DurationProfile
-from heddle_dask.core.resources import (
-    CPU_POOL,
-    CPUS,
-    GPU_POOL,
-    GPUS,
-    MEMORY,
-    Amounts,
-    ResourceDemand,
-    api_resource,
-)
+from heddle_dask.core.resources import CPU_POOL, CPUS, GPU_POOL, GPUS, MEMORY, Amounts, ResourceDemand, api_resource
 
 Given = int | tuple[int, int] | Set[int]
 """A fixed amount, the smallest and the largest of a range, or a set of amounts."""

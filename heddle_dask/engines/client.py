@@ -12,13 +12,7 @@ from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines import wire
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.connection import JSON_HEADERS, EngineConnection, payload
-from heddle_dask.engines.contract import (
-    GenerateRequest,
-    GenerateResult,
-    KvHandle,
-    KvImport,
-    WeightInstallation,
-)
+from heddle_dask.engines.contract import GenerateRequest, GenerateResult, KvHandle, KvImport, WeightInstallation
 from heddle_dask.engines.dialect import Dialect
 from heddle_dask.engines.kv_transfer import KvTransferClient
 from heddle_dask.engines.weight_update import WeightUpdateClient

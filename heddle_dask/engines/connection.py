@@ -17,13 +17,7 @@ import aiohttp
 
 from heddle_dask.engines import wire
 from heddle_dask.engines.address import EngineAddress
-from heddle_dask.engines.contract import (
-    CANARY_REQUEST_ID,
-    FIRST,
-    EngineInfo,
-    EngineRefused,
-    EngineUnreachable,
-)
+from heddle_dask.engines.contract import CANARY_REQUEST_ID, FIRST, EngineInfo, EngineRefused, EngineUnreachable
 from heddle_dask.engines.dialect import Dialect
 
 JSON_HEADERS = {"Content-Type": "application/json"}

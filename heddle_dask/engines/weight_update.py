@@ -10,12 +10,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from heddle_dask.core.ids import PolicyVersion
-from heddle_dask.engines.contract import (
-    EngineRefused,
-    EngineUnreachable,
-    WeightInstallation,
-    WeightUpdateFailed,
-)
+from heddle_dask.engines.contract import EngineRefused, EngineUnreachable, WeightInstallation, WeightUpdateFailed
 from heddle_dask.engines.dialect import Dialect, WeightDialect, WeightTransferDialect
 
 # A pause waits for the iteration in progress, which a long prefill makes long; and vLLM's waits until KV that was

@@ -14,13 +14,16 @@ import asyncio
 import random
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from heddle_dask.core.errors import BadInput, is_finite
 from heddle_dask.environments.base import Context, Task, environment_step
+from heddle_dask.isolation.user_thread import UserThread
 
 _INTEGER = re.compile(r"-?\d+")
+CALL_S = 600.0
+"""Of one call of an environment; as a tool call has by default (`Budget.tool_timeout_s`)."""
+_CLOSE_S = 5.0
 
 
 class GymnasiumApi(Protocol):
@@ -90,7 +93,8 @@ class GymnasiumEnvironment:
         Turns an observation into text. By default the rendering where the environment's
         ``render_mode`` is ``"ansi"``, else ``str``.
     timeout_s
-        Seconds of one call of the environment; None: no limit.
+        Seconds of one call of the environment; None: no limit. A call that takes longer is left on its thread, which
+        does not keep the process alive.
     """
 
     def __init__(
@@ -101,7 +105,7 @@ class GymnasiumEnvironment:
         instructions: str = "",
         parse: Parse = parse_action,
         describe: Callable[[Any], str] | None = None,
-        timeout_s: float | None = None,
+        timeout_s: float | None = CALL_S,
     ) -> None:
         if timeout_s is not None and not (is_finite(timeout_s) and timeout_s > 0):
             raise BadInput(f"gymnasium: timeout_s is {timeout_s!r}: use seconds above 0, or None")
@@ -129,12 +133,11 @@ class GymnasiumEnvironment:
         attempt is made again in a fresh environment. An invalid action uses a step of the trajectory, not of
         the environment: the model gets an error message and may try again.
         """
-        with_thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=self._name)
+        thread = _OnThread(self._name, self._timeout_s)
         try:
-            return await self._episode(_OnThread(with_thread, self._timeout_s), task, ctx)
+            return await self._episode(thread, task, ctx)
         finally:
-            # Do not wait: a hanging step must not block the driver's loop.
-            with_thread.shutdown(wait=False)
+            thread.end()
 
     async def _episode(self, thread: _OnThread, task: Task, ctx: Context) -> float:
         environment = await thread.run("start", self._factory)
@@ -160,8 +163,7 @@ class GymnasiumEnvironment:
                 ctx.append("user", await thread.run("observation", self._text, environment, observation))
             return reward
         finally:
-            # Submitted before it is awaited, so that it runs after the last call even after another cancellation.
-            await thread.run("close", environment.close)
+            await thread.close(environment.close)
 
     def _text(self, environment: Any, observation: Any) -> str:
         if self._describe is not None:
@@ -172,14 +174,31 @@ class GymnasiumEnvironment:
 
 
 class _OnThread:
-    """Runs calls one after the other on one thread."""
+    """Runs calls one after the other on one thread, each for a limited time."""
 
-    def __init__(self, executor: ThreadPoolExecutor, timeout_s: float | None) -> None:
-        self._executor = executor
+    def __init__(self, name: str, timeout_s: float | None) -> None:
+        self._thread = UserThread(name)
         self._timeout_s = timeout_s
+        self._left = False  # whether a call has been left that may still run
 
     async def run(self, what: str, function: Callable[..., Any], *args: Any) -> Any:
-        called = asyncio.get_running_loop().run_in_executor(self._executor, function, *args)
-        with environment_step(what):
-            async with asyncio.timeout(self._timeout_s):
-                return await called
+        called = self._thread.call(function, *args)
+        try:
+            with environment_step(what):
+                async with asyncio.timeout(self._timeout_s):
+                    return await called
+        finally:
+            self._left = self._left or called.cancelled()
+
+    async def close(self, function: Callable[[], Any]) -> None:
+        """The last call; behind one that was left it is waited for shortly: that one may hang, and is the cause."""
+        if not self._left:
+            await self.run("close", function)
+            return
+        called = self._thread.call(function)
+        await asyncio.wait([called], timeout=_CLOSE_S)
+        if not called.cancel():
+            called.exception()
+
+    def end(self) -> None:
+        self._thread.end()

@@ -28,14 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.records.journal_lines import (
-    HEADER,
-    JournalRecord,
-    lines_after,
-    parsed_record,
-    read_header,
-    scan_lines,
-)
+from heddle_dask.records.journal_lines import HEADER, JournalRecord, lines_after, parsed_record, read_header, scan_lines
 from heddle_dask.records.locks import WriterLock, lock_or_refuse
 from heddle_dask.records.synced_store import sync_path
 

@@ -30,13 +30,7 @@ from heddle_dask.records.schema import (
     read_rows,
 )
 from heddle_dask.records.token_record import Attribution, TokenRecord
-from heddle_dask.records.trajectory import (
-    ActionRecord,
-    StepRecord,
-    TrajectoryOutline,
-    TrajectoryRecord,
-    check_ending,
-)
+from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryOutline, TrajectoryRecord, check_ending
 
 # Small beside the others; offsets are needed at random.
 _CACHED = ("trajectories", "branches")

@@ -42,11 +42,7 @@ from heddle_dask.records.schema import (
     read_rows,
 )
 from heddle_dask.records.synced_store import SyncedStore
-from heddle_dask.records.trajectory import (
-    TRAJECTORY_FINISHED,
-    TrajectoryRecord,
-    trajectory_from_body,
-)
+from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, TrajectoryRecord, trajectory_from_body
 
 __all__ = ["RunReader", "RunStore", "RunSummary", "recover"]
 

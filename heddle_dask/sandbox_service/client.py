@@ -9,14 +9,7 @@ from typing import Any
 
 import aiohttp
 
-from heddle_dask.sandbox.stateful.contract import (
-    MIB,
-    Command,
-    ExecResult,
-    SandboxFailed,
-    SandboxGone,
-    SandboxSpec,
-)
+from heddle_dask.sandbox.stateful.contract import MIB, Command, ExecResult, SandboxFailed, SandboxGone, SandboxSpec
 from heddle_dask.sandbox_service.contract import spec_to_json
 
 # Beyond the time limit of a command, for the way there and back and for the end of its processes.

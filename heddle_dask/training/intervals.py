@@ -1,8 +1,8 @@
-"""Bootstrap intervals of rewards over tasks, and over runs and tasks. NumPy only; seeded."""
+"""Bootstrap intervals of rewards over tasks. NumPy only; seeded."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -35,8 +35,8 @@ def bootstrap_mean(values: npt.ArrayLike, *, seed: int = 0, draws: int = DRAWS, 
         There is no value.
     """
     array = _values(values)
-    means = _resampled_means(array, np.random.default_rng(seed), draws)
-    return _interval(float(array.mean()), means, level)
+    means = resampled_means(array, np.random.default_rng(seed), draws)
+    return interval_of(float(array.mean()), means, level)
 
 
 def paired_difference(
@@ -61,43 +61,11 @@ def paired_difference(
     ValueError
         No task has both.
     """
-    return bootstrap_mean(_differences(before, after), seed=seed, draws=draws, level=level)
+    return bootstrap_mean(task_differences(before, after), seed=seed, draws=draws, level=level)
 
 
-def difference_over_runs(
-    runs: Sequence[tuple[Mapping[str, float], Mapping[str, float]]],
-    *,
-    seed: int = 0,
-    draws: int = DRAWS,
-    level: float = LEVEL,
-) -> MeanInterval:
-    """As `paired_difference`, over several runs: runs are resampled, and the tasks within each drawn run.
-
-    Each run counts the same.
-
-    Parameters
-    ----------
-    runs
-        (before, after) of each.
-
-    Raises
-    ------
-    ValueError
-        There is no run, or one of them has no task with both.
-    """
-    if not runs:
-        raise ValueError("no runs")
-    rng = np.random.default_rng(seed)
-    of_runs = [_differences(before, after) for before, after in runs]
-    # What one run would show with other tasks; then which runs were drawn.
-    within = np.stack([_resampled_means(values, rng, draws * len(of_runs)) for values in of_runs])
-    chosen = rng.integers(len(of_runs), size=(draws, len(of_runs)))
-    columns = np.arange(draws * len(of_runs)).reshape(draws, len(of_runs))
-    means = within[chosen, columns].mean(axis=1)
-    return _interval(float(np.mean([values.mean() for values in of_runs])), means, level)
-
-
-def _differences(before: Mapping[str, float], after: Mapping[str, float]) -> npt.NDArray[np.float64]:
+def task_differences(before: Mapping[str, float], after: Mapping[str, float]) -> npt.NDArray[np.float64]:
+    """after - before of each task that has both; a ValueError where none has."""
     both = sorted(before.keys() & after.keys())
     return _values([after[task] - before[task] for task in both])
 
@@ -109,7 +77,7 @@ def _values(values: npt.ArrayLike) -> npt.NDArray[np.float64]:
     return array
 
 
-def _resampled_means(values: npt.NDArray[np.float64], rng: np.random.Generator, draws: int) -> npt.NDArray[np.float64]:
+def resampled_means(values: npt.NDArray[np.float64], rng: np.random.Generator, draws: int) -> npt.NDArray[np.float64]:
     """Means of `draws` resamples, in pieces: a thousand tasks by ten thousand draws would take 80 MB at once."""
     at_once = max(1, 1_000_000 // len(values))
     pieces = []
@@ -119,7 +87,8 @@ def _resampled_means(values: npt.NDArray[np.float64], rng: np.random.Generator, 
     return np.concatenate(pieces)
 
 
-def _interval(mean: float, means: npt.NDArray[np.float64], level: float) -> MeanInterval:
+def interval_of(mean: float, means: npt.NDArray[np.float64], level: float) -> MeanInterval:
+    """The interval that holds this share of the resampled means."""
     tail = (1 - level) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return MeanInterval(mean, float(low), float(high))

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.isolation.user_thread import on_own_thread
 from heddle_dask.training.batch_files import load_batch
 from heddle_dask.training.groups import TrainingBatch
 from heddle_dask.training.trainer import TrainerState, TrainReport
@@ -110,10 +111,10 @@ class IteratedTrainer:
         return await order.report
 
     async def publish(self, version: PolicyVersion, store: str) -> str:
-        return await asyncio.to_thread(self._publish, version, store)
+        return await on_own_thread(self._publish, version, store)
 
     async def keep_best(self, version: PolicyVersion, reward: float) -> None:
-        await asyncio.to_thread(self._keep, version, reward)
+        await on_own_thread(self._keep, version, reward)
 
     async def close(self) -> None:
         with self._lock:

@@ -9,12 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoTokenizer,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from pipelines.model_service.device import OccupiedPlaces
 from pipelines.model_service.host_copy import HostCopy, StoredTensor, bytes_of, read_checkpoint, write_copy

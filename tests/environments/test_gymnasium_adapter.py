@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -157,6 +160,27 @@ def test_cancelled_step_is_closed_after_it_ends() -> None:
 
     asyncio.run(main())
     assert [name for name, _, _ in calls] == ["reset", "step", "close"]
+
+
+def test_a_step_that_hangs_is_the_cause_and_keeps_no_process_alive() -> None:
+    code = """
+import asyncio, threading
+from environments.test_gymnasium_adapter import Recorder, ScriptedContext
+from heddle_dask.environments.gymnasium_adapter import GymnasiumEnvironment
+from heddle_dask.environments import gymnasium_adapter
+gymnasium_adapter._CLOSE_S = 0.1
+class Hangs(Recorder):
+    def step(self, action):
+        threading.Event().wait()
+environment = GymnasiumEnvironment(lambda: Hangs([]), timeout_s=0.1)
+try:
+    asyncio.run(environment.solve(environment.tasks(1, 3)[0], ScriptedContext(["0"])))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    tests = Path(__file__).parents[1]
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tests, timeout=100)
+    assert (ended.returncode, ended.stdout) == (0, "EnvironmentFailed step took too long\n"), ended.stderr
 
 
 def test_other_spaces_need_a_parse_function() -> None:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from heddle_dask.training.intervals import bootstrap_mean, difference_over_runs, paired_difference
+from heddle_dask.training.intervals import bootstrap_mean, paired_difference
+from scripts.learning import difference_over_runs
 
 _VALUES = st.lists(st.floats(-5, 5), min_size=1, max_size=4)
 

@@ -22,13 +22,7 @@ from distributed import Client
 from rich.console import Console
 from rich.text import Text
 
-from heddle_dask.cli.cluster_choice import (
-    CONNECT_TIMEOUT_S,
-    TlsFiles,
-    local_client,
-    remote_client,
-    workers_joined,
-)
+from heddle_dask.cli.cluster_choice import CONNECT_TIMEOUT_S, TlsFiles, local_client, remote_client, workers_joined
 from heddle_dask.cli.engine_option import chosen_model, parsed_vllm_options
 from heddle_dask.cli.field_options import Asked
 from heddle_dask.cli.group_cluster import check_plan, engines_of_groups, groups_client, plan_of_file

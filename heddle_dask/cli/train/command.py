@@ -9,15 +9,7 @@ import click
 
 from heddle_dask.cli.field_options import Asked, ConfiguredCommand
 from heddle_dask.cli.rollout.command import one_cluster, rollout
-from heddle_dask.cli.shared_options import (
-    COUNT,
-    NOT_NEGATIVE,
-    POSITIVE,
-    F,
-    WholeNumber,
-    print_json,
-    shared_options,
-)
+from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, F, WholeNumber, print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
 _OWN = (

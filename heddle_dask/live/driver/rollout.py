@@ -19,12 +19,7 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.task_sources import TaskSource
 from heddle_dask.live.driver.batch import Batch, BatchTally, rollout_html, stream_sync
-from heddle_dask.live.driver.connection.capacity import (
-    check_context,
-    hardware_of,
-    longest_context,
-    wait_for_capacity,
-)
+from heddle_dask.live.driver.connection.capacity import check_context, hardware_of, longest_context, wait_for_capacity
 from heddle_dask.live.driver.connection.encryption import warn_if_unencrypted
 from heddle_dask.live.driver.connection.sandbox_check import check_sandbox
 from heddle_dask.live.driver.files.continuation import source_list, task_list
@@ -47,6 +42,7 @@ from heddle_dask.live.driver.inputs.telemetry import SpanSender, Telemetry
 from heddle_dask.live.driver.options import Budget, Engines, Sampling
 from heddle_dask.live.driver.programs.attempts import attempts_of
 from heddle_dask.live.driver.programs.branch import Services
+from heddle_dask.live.driver.runs.loop_watch import LoopWatch
 from heddle_dask.live.driver.runs.runner import AttemptFeed, Driver, ListFeed, notice_line, progress_of
 from heddle_dask.live.driver.session.open_session import OpenSession
 from heddle_dask.live.driver.session.rollout_engines import RolloutEngines
@@ -366,11 +362,12 @@ class Rollout:
             self._batch_began_s = services.clock()
             limit = driver.limit_run(self._on_progress)
             try:
-                async for record in driver.run(feed):
-                    self._engines.finished(record)
-                    if self._spans is not None and not driver.is_left_to_resume(record):
-                        self._spans.finished(record)
-                    yield record
+                with LoopWatch(self._on_progress):
+                    async for record in driver.run(feed):
+                        self._engines.finished(record)
+                        if self._spans is not None and not driver.is_left_to_resume(record):
+                            self._spans.finished(record)
+                        yield record
             finally:
                 limit.cancel()
             await session.channel.refresh()

@@ -21,12 +21,7 @@ from heddle_dask.core.run_description import RunDescription
 from heddle_dask.core.run_names import RunNames
 from heddle_dask.live.scheduler.journal_spool import SpoolReader
 from heddle_dask.live.scheduler.predictions import Predictions
-from heddle_dask.live.wire.driver_messages import (
-    ActionResultLostNotice,
-    Notice,
-    StepResultLostNotice,
-    Updates,
-)
+from heddle_dask.live.wire.driver_messages import ActionResultLostNotice, Notice, StepResultLostNotice, Updates
 from heddle_dask.live.wire.messages import Key, named_by
 
 # A driver fetches the journal several times a second; a driver that has stopped must not fill the scheduler's memory.

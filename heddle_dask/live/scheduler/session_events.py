@@ -29,11 +29,7 @@ from heddle_dask.live.scheduler.dispatcher import Dispatcher
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.wire import _dask_internals as dask
-from heddle_dask.live.wire.driver_messages import (
-    DeclaredService,
-    SubmittedTrajectory,
-    TrajectoriesEndedReport,
-)
+from heddle_dask.live.wire.driver_messages import DeclaredService, SubmittedTrajectory, TrajectoriesEndedReport
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Reported
 from heddle_dask.live.wire.messages import Key, Submission, is_key_of, step_key
 from heddle_dask.live.wire.training_messages import EngineWeightState, TrainingFiguresReport, WeightStatus

@@ -13,6 +13,7 @@ from heddle_dask.live.training.evaluation import Evaluation
 from heddle_dask.live.training.rollout_feed import StreamFeed
 from heddle_dask.live.training.sample_intake import SampleIntake
 from heddle_dask.live.training.trackers import Tracker, tracked_numbers
+from heddle_dask.live.training.trainer_patience import TrainerPatience
 from heddle_dask.live.training.weight_control import WeightControl
 from heddle_dask.training.batch_files import batch_path, load_batch
 from heddle_dask.training.json_lines import append_lines, read_lines
@@ -76,6 +77,7 @@ class LiveTraining:
         self._events: asyncio.Queue[LoopEvent] = asyncio.Queue()
         self._began_s = time.monotonic()
         self._report: TrainReport | None = None
+        self._patience = TrainerPatience(parts.note)
         self._newest_evaluation = max(
             read_lines(parts.directory.evaluations), key=lambda row: int(row["number"]), default=None
         )
@@ -164,14 +166,14 @@ class LiveTraining:
     async def _train(self, step: int) -> None:
         version = self._version(step)
         path = batch_path(self._parts.directory.batches, step)
-        self._report = await self._parts.trainer.train(path, version)
+        self._report = await self._patience.of("train", self._parts.trainer.train(path, version))
         # The checkpoint is on disk: from here on the samples are consumed, and n has grown.
         self._parts.intake.trained(version)
         self._parts.control.stepped(version)
 
     async def _publish(self, version: PolicyVersion) -> None:
         parts = self._parts
-        uri = await parts.trainer.publish(version, parts.store.uri)
+        uri = await self._patience.of("publish", parts.trainer.publish(version, parts.store.uri))
         manifest = await asyncio.to_thread(parts.store.manifest, version)
         parts.control.published(version, uri, 0 if manifest is None else manifest.nbytes)
         await asyncio.to_thread(self._prune, await parts.control.in_use(version.lineage))

@@ -11,13 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from heddle_dask.core.commands import AdmitTrajectory, CancelTrajectory, GiveUpAction, GiveUpStep
-from heddle_dask.core.events import (
-    EngineLost,
-    StepDelivered,
-    TrajectoryEnded,
-    WeightsFetched,
-    WeightsInstalled,
-)
+from heddle_dask.core.events import EngineLost, StepDelivered, TrajectoryEnded, WeightsFetched, WeightsInstalled
 from heddle_dask.core.ids import ActionId, StepId
 from heddle_dask.core.nouns import EngineDescription, FinishedWork, TpDegreePlan, TrajectorySpec
 from heddle_dask.core.resources import ApiQuota, ModelService

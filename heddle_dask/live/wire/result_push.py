@@ -19,12 +19,7 @@ from distributed import Client
 from heddle_dask.live.wire.codec import Request
 from heddle_dask.live.wire.messages import Key
 from heddle_dask.live.wire.transport import ask_worker
-from heddle_dask.live.wire.worker_messages import (
-    FetchActionResults,
-    FetchStepResults,
-    PushedAction,
-    PushedStep,
-)
+from heddle_dask.live.wire.worker_messages import FetchActionResults, FetchStepResults, PushedAction, PushedStep
 
 # A poll is answered with nothing after so long, and repeated: the worker forgets a driver that died.
 POLL_S = 30.0

@@ -11,11 +11,7 @@ from typing import Any
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.isolation.granted import granted
 from heddle_dask.sandbox.stateful.contract import SandboxFailed, SandboxSpec, StatefulSandbox
-from heddle_dask.sandbox.stateful.local_sandbox import (
-    close_keeper_of_loop,
-    keeper_of_loop,
-    sandboxes_directory,
-)
+from heddle_dask.sandbox.stateful.local_sandbox import close_keeper_of_loop, keeper_of_loop, sandboxes_directory
 from heddle_dask.sandbox.stateful.orders import SandboxOrder
 from heddle_dask.sandbox.stateful.work_directory import reap
 

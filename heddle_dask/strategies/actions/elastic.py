@@ -15,12 +15,7 @@ from heddle_dask.core.waiting_actions import covers
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.actions.durations import Durations
 from heddle_dask.strategies.actions.free_resources import FreeResources, elastic_of, least_of, main_resource
-from heddle_dask.strategies.actions.signature_queues import (
-    SignatureQueue,
-    SignatureQueues,
-    Turn,
-    offer_in_turn,
-)
+from heddle_dask.strategies.actions.signature_queues import SignatureQueue, SignatureQueues, Turn, offer_in_turn
 from heddle_dask.strategies.actions.unit_choice import ActionCandidate, UnitChoice
 from heddle_dask.strategies.actions.unit_table import Ahead
 from heddle_dask.strategies.engine_costs import EngineCosts

@@ -19,13 +19,7 @@ from heddle_dask.core.nouns import Quantile
 from heddle_dask.core.view import Admit, ClusterView
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.admission.candidate_engines import CandidateEngines, Rejection
-from heddle_dask.strategies.admission.engine_snapshot import (
-    EngineSnapshot,
-    Longest,
-    held_tokens,
-    load_of,
-    longest_of,
-)
+from heddle_dask.strategies.admission.engine_snapshot import EngineSnapshot, Longest, held_tokens, load_of, longest_of
 from heddle_dask.strategies.admission.kv_forecast import KvForecast
 from heddle_dask.strategies.admission.next_in_queue import longest_or_sibling
 from heddle_dask.strategies.admission.wait_queue import WaitQueue

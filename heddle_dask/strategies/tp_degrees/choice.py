@@ -15,13 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from heddle_dask.core.errors import BadInput
 from heddle_dask.strategies.partition.work import Work, WorkEngine, WorkPlan
 from heddle_dask.strategies.tp_degrees.annealing import anneal, sorted_start
-from heddle_dask.strategies.tp_degrees.degrees import (
-    AvailableGpus,
-    DegreeChoice,
-    Running,
-    SearchSettings,
-    State,
-)
+from heddle_dask.strategies.tp_degrees.degrees import AvailableGpus, DegreeChoice, Running, SearchSettings, State
 from heddle_dask.strategies.tp_degrees.packing import Packing
 
 

@@ -23,14 +23,7 @@ from heddle_dask.views.history.action_history import ActionHistory
 from heddle_dask.views.history.bounded import FailureTally, HistoryLimits, LengthSample, ThinnedSeries
 from heddle_dask.views.history.engine_history import EngineHistory
 from heddle_dask.views.history.lanes import Lane
-from heddle_dask.views.history.phases import (
-    ADMISSION,
-    DRIVER,
-    GENERATING,
-    LLM_QUEUE,
-    MIGRATION,
-    PHASES,
-)
+from heddle_dask.views.history.phases import ADMISSION, DRIVER, GENERATING, LLM_QUEUE, MIGRATION, PHASES
 from heddle_dask.views.history.run_snapshot import LengthPair
 from heddle_dask.views.history.training_history import TrainingHistory
 

@@ -15,14 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from heddle_dask.records.trajectory import StepRecord
-from heddle_dask.views.accounts import (
-    NS_PER_S,
-    PHASE_TITLE,
-    Account,
-    AnyRecord,
-    work_began_s,
-    worked_here,
-)
+from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE, Account, AnyRecord, work_began_s, worked_here
 from heddle_dask.views.report.run_charts import RunAxis
 from heddle_dask.views.report.run_figures import Axis, RunFigures
 

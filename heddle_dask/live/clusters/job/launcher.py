@@ -19,12 +19,7 @@ from pathlib import Path
 from heddle_dask.engines.address import PORTS_VARIABLE
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.engines.watchdog import SHIELDED_VARIABLE
-from heddle_dask.live.clusters.job.batch_job import (
-    JOB_VARIABLE,
-    job_memory_bytes,
-    seconds_to_end,
-    warns_early,
-)
+from heddle_dask.live.clusters.job.batch_job import JOB_VARIABLE, job_memory_bytes, seconds_to_end, warns_early
 from heddle_dask.live.clusters.job.options import GPUS_VARIABLE, JobOptions, gpu_slices
 from heddle_dask.live.clusters.job.scheduler_link import SchedulerLink
 from heddle_dask.live.clusters.job.scratch import job_scratch

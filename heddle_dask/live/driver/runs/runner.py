@@ -231,7 +231,7 @@ class Driver:
         self._runs.expect(attempts, self._members)
         self._admission.expect(attempts)
         for attempt in attempts:
-            task = asyncio.create_task(self._runs.run(attempt))
+            task = asyncio.create_task(self._runs.run(attempt), name=attempt.name)
             self._tasks[attempt.name] = task
             self._names[task] = attempt.name
             task.add_done_callback(self._inbox.put_nowait)

@@ -14,12 +14,7 @@ from distributed import Client
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.nouns import FinishedWork
-from heddle_dask.live.driver.connection.capacity import (
-    WaitClock,
-    jobs_waited_for,
-    missing_workers,
-    wait_for_capacity,
-)
+from heddle_dask.live.driver.connection.capacity import WaitClock, jobs_waited_for, missing_workers, wait_for_capacity
 from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.options import AskedDegrees, Patience, checked_degrees
 from heddle_dask.live.driver.programs.attempts import Attempt

@@ -16,14 +16,7 @@ from heddle_dask.live.driver.options import Patience
 from heddle_dask.live.driver.session.degrees import EngineDegrees
 from heddle_dask.live.scheduler.plugin import HeddleScheduler
 from heddle_dask.live.wire import _dask_internals as dask
-from heddle_dask.live.wire.driver_messages import (
-    EndSession,
-    GetCapacity,
-    Notice,
-    OwnEngines,
-    ReadyEngine,
-    StartSession,
-)
+from heddle_dask.live.wire.driver_messages import EndSession, GetCapacity, Notice, OwnEngines, ReadyEngine, StartSession
 from heddle_dask.live.wire.messages import STREAM_INTERVAL_S
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.worker.engine_host import Watch

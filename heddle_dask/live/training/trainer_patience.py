@@ -1,0 +1,49 @@
+"""How long a trainer may take for an order: far longer than its orders of that kind have taken so far."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from heddle_dask.core.errors import BadInput
+
+T = TypeVar("T")
+
+LEAST_S, TIMES = 1800.0, 10.0
+"""An order ends the training after so long, or so many times the longest of its kind so far, whichever is more."""
+TOLD_SHARE = 0.2
+"""It is told after this share of its limit. The first of a kind is only told: it may compile for long."""
+
+
+class TrainerPatience:
+    def __init__(self, note: Callable[[str], None]) -> None:
+        self._note = note
+        self._longest_s: dict[str, float] = {}
+
+    async def of(self, kind: str, order: Awaitable[T]) -> T:
+        """The answer to an order.
+
+        Raises
+        ------
+        BadInput
+            The trainer has not answered within its limit: it can be resumed.
+        """
+        began_s, longest_s = time.monotonic(), self._longest_s.get(kind)
+        limit_s = max(LEAST_S, TIMES * (longest_s or 0.0))
+        answer = asyncio.ensure_future(order)
+        try:
+            await asyncio.wait([answer], timeout=limit_s * TOLD_SHARE)
+            if not answer.done():
+                before = "the first of its kind" if longest_s is None else f"the longest before took {longest_s:.0f} s"
+                self._note(f"the trainer does not answer to {kind} for {limit_s * TOLD_SHARE:.0f} s; {before}")
+                left_s = None if longest_s is None else limit_s * (1 - TOLD_SHARE)
+                await asyncio.wait([answer], timeout=left_s)
+            if not answer.done():
+                raise BadInput(f"the trainer has not answered to {kind} for {limit_s:.0f} s: look at it, then resume")
+            taken_s = time.monotonic() - began_s
+            self._longest_s[kind] = max(taken_s, longest_s or 0.0)
+            return answer.result()
+        finally:
+            answer.cancel()
