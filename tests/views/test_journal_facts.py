@@ -54,6 +54,10 @@ def _start(name: str, engine: EngineId, index: int = 0, attempt: int = 0) -> cm.
     return cm.StartStep(StepId(_name(name), index, attempt), engine, Priority(0, 0.0), 1)
 
 
+def _joined(at: float, engine: EngineId) -> ev.EngineJoined:
+    return ev.EngineJoined(at, EngineDescription(engine, 4, 100))
+
+
 def _admitted(name: str) -> tuple[Any, ...]:
     return _submitted(1.0, name), cm.AdmitTrajectory(_name(name))
 
@@ -66,6 +70,26 @@ def test_admission() -> None:
     )
     assert facts.trajectories["t"].admission_s == 4.0 and facts.trajectories["t"].ended_s == 9.0
     assert facts.events == 3 and facts.last_s == 9.0
+
+
+def test_an_engine_is_idle_beside_a_queue_while_it_has_no_step_and_another_waits() -> None:
+    facts = _folded(
+        (_joined(0.0, A),),
+        _admitted("t"),
+        _admitted("u"),
+        (_requested(2.0, "t"), _start("t", A)),
+        (ev.StepStarted(2.0, StepId(_name("t"), 0, 0), A),),
+        (_joined(3.0, B),),
+        (_requested(4.0, "u"), _start("u", A)),  # B is idle and u waits until 9
+        (_joined(6.0, EngineId("late")),),
+        (ev.StepFailed(9.0, StepId(_name("u"), 0, 0), A, "x"),),
+        (_requested(10.0, "u", attempt=1), _start("u", B, attempt=1)),
+        (ev.StepStarted(12.0, StepId(_name("u"), 0, 1), B),),
+        (ev.EngineLost(20.0, B, "died", True),),  # u waits again; late is idle until the end
+        (ev.StepStarted(21.0, StepId(_name("t"), 0, 0), A),),
+    )
+    idle_s = {name: facts.idle.seconds(name) for name in ("a", "b", "late")}
+    assert idle_s == {"a": 0.0, "b": 5.0, "late": 3.0 + 2.0 + 1.0}
 
 
 def test_a_move_that_a_step_waits_for() -> None:
@@ -105,7 +129,7 @@ def test_attempts_without_result() -> None:
 def test_a_step_that_is_stranded_with_its_worker() -> None:
     facts = _folded(
         _admitted("t"),
-        (ev.EngineJoined(1.5, EngineDescription(A, 4, 100)),),
+        (_joined(1.5, A),),
         (_requested(2.0, "t"), _start("t", A)),
         (ev.StepStarted(3.0, StepId(_name("t"), 0, 0), A),),
         (ev.EngineLost(7.0, A, "worker died", True),),

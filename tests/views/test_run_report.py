@@ -10,8 +10,12 @@ import xml.dom.minidom
 from dataclasses import replace
 
 import pytest
-from worlds.run_builders import hostile_trajectory, outline_of, session_of, timed_trajectory
+from worlds.run_builders import hostile_trajectory, journal_lines, outline_of, session_of, timed_trajectory
 
+from heddle_dask.core import events as ev
+from heddle_dask.core.ids import EngineId
+from heddle_dask.core.journal_codec import encode
+from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.views.accounts import Phase
 from heddle_dask.views.report.journal_facts import SessionFacts
@@ -108,6 +112,17 @@ def test_engines_that_do_not_report_and_lines_that_are_missing() -> None:
     session.missing = 7
     notes = " ".join(unknown_notes(_figures([record], [session])))
     assert "do not report prefill and decode" in notes and "lacks 7 events" in notes
+
+
+def test_an_engine_without_a_step_is_in_the_table_with_the_seconds_in_which_steps_waited() -> None:
+    record = timed_trajectory(0)
+    joined = ev.EngineJoined(0.0, EngineDescription(EngineId("unused"), 4, 100))
+    session = SessionFacts()
+    session.take([[encode(joined), []], *journal_lines([record], 1.0)])
+    # Each of the three steps has waited 0.5 s for its engine.
+    page = run_report(_figures([record], [session]), ABOUT)
+    row = page[page.index("<code>unused</code>") :].partition("</tr>")[0]
+    assert re.findall(r">([\d.]+)</td>", row) == ["4", "1", "0", "0", "0.0", "1.5"]
 
 
 def test_the_longest_come_first_and_the_sample_is_even() -> None:

@@ -19,6 +19,7 @@ from heddle_dask.core.nouns import EngineDescription, HostDescription
 from heddle_dask.core.resources import Resources
 from heddle_dask.core.value_types import check_types
 from heddle_dask.views.accounts import ControlFacts, StepWaits
+from heddle_dask.views.report.idle_engines import IdleEngines
 
 Row = Sequence[Any]
 
@@ -116,6 +117,8 @@ class SessionFacts:
         By id; what forks did is with the trajectory that they left.
     aborts
         (time, trajectory, engine, reason) of steps that were told to stop.
+    idle
+        Seconds of each engine without a step while steps waited.
     events, missing
         Lines that were taken, and lines that the journal lacks; what they told is not in the facts.
     """
@@ -132,6 +135,7 @@ class SessionFacts:
         self.last_s = 0.0
         self._roots: dict[str, str] = {}
         self._open: dict[str, _OpenStep] = {}
+        self.idle = IdleEngines()
         self._moving: dict[str, MoveFacts] = {}
         self._takes: dict[str, Callable[[Row], None]] = {
             "TrajectorySubmitted": self._submitted,
@@ -168,6 +172,7 @@ class SessionFacts:
             event, commands = line
             self.events += 1
             self.last_s = at = float(event[1])
+            self.idle.passed(at)
             take = self._takes.get(event[0])
             if take is not None:
                 take(event)
@@ -218,22 +223,32 @@ class SessionFacts:
     def _requested(self, row: Row) -> None:
         at, step = (row[place] for place in _REQUESTED)
         name, index, _ = step[0]
+        self._take_out(name)
         self._open[name] = _OpenStep(index, at)
+        self.idle.requested()
 
     def _start(self, at: float, row: Row) -> None:
         step_id, engine_id = (row[place] for place in _START)
         open_step = self._open.get(step_id[0])
-        if open_step is not None:
+        if open_step is not None and not open_step.engine_id:
             open_step.engine_id = engine_id
+            self.idle.placed(engine_id)
 
     def _started(self, row: Row) -> None:
         at, step_id, engine_id = (row[place] for place in _STARTED)
         open_step = self._open.get(step_id[0])
-        if open_step is not None and open_step.engine_id == engine_id:
+        if open_step is not None and open_step.engine_id == engine_id and math.isnan(open_step.started_s):
             open_step.started_s = at
+            self.idle.started()
+
+    def _take_out(self, name: str) -> _OpenStep | None:
+        open_step = self._open.pop(name, None)
+        if open_step is not None:
+            self.idle.left(open_step.engine_id, waited=math.isnan(open_step.started_s))
+        return open_step
 
     def _finished(self, row: Row) -> None:
-        self._open.pop(row[_FINISHED[0]][0], None)
+        self._take_out(row[_FINISHED[0]][0])
 
     def _failed(self, row: Row) -> None:
         at, step_id = (row[place] for place in _FAILED)
@@ -252,7 +267,7 @@ class SessionFacts:
 
     def _close(self, name: str, at: float, is_failure: bool) -> None:
         """The open step of a context has ended without a result; nan: with its trajectory."""
-        open_step = self._open.pop(name, None)
+        open_step = self._take_out(name)
         found = self._facts_of(name)
         if open_step is None or found is None:
             return
@@ -306,12 +321,14 @@ class SessionFacts:
         self.engines[described.engine_id] = EngineFacts(
             described.engine_id, described.slots, described.tp_degree, described.kv_capacity_tokens, at
         )
+        self.idle.joined(described.engine_id)
 
     def _engine_lost(self, row: Row) -> None:
         at, name, reason, stranded = (row[place] for place in _ENGINE_LOST)
         engine = self.engines.get(name)
         if engine is not None and math.isnan(engine.lost_s):
             engine.lost_s, engine.reason = at, reason
+            self.idle.lost(name)
         if not stranded:
             return  # each of its steps still reports
         for context, step in self._open.items():
@@ -320,6 +337,8 @@ class SessionFacts:
             found = self._facts_of(context)
             if found is not None and not math.isnan(step.started_s):
                 self._waits(*found, step.index).stranded_s += at - step.started_s
+            self.idle.left("", waited=math.isnan(step.started_s))
+            self.idle.requested()
             step.engine_id, step.started_s = "", math.nan
 
     def _host_joined(self, row: Row) -> None:

@@ -236,7 +236,8 @@ def engines_section(figures: RunFigures, axis: RunAxis) -> str:
     return section(
         "Engines over time",
         "<p>From the records of finished steps: a step counts at the engine that ended it. The tokens held are those "
-        f"of the contexts whose last step ran there; what the engine has evicted of them is not known.{sampled}</p>",
+        "of the contexts whose last step ran there; what the engine has evicted of them is not known. Idle seconds are "
+        f"those without a step while a step waited elsewhere.{sampled}</p>",
         f'<div class="side">{"".join(charts)}</div>',
         _engine_table(figures, by_engine),
     )
@@ -245,8 +246,9 @@ def engines_section(figures: RunFigures, axis: RunAxis) -> str:
 def _engine_table(figures: RunFigures, by_engine: Mapping[str, Mapping[int, EngineUse]]) -> str:
     known = {name: facts for session in figures.sessions for name, facts in session.engines.items()}
     rows = []
-    for engine_id in sorted(by_engine):
-        uses = list(by_engine[engine_id].values())
+    for engine_id in sorted(by_engine.keys() | known):
+        uses = list(by_engine.get(engine_id, {}).values())
+        idle_s = sum(session.idle.seconds(engine_id) for session in figures.sessions)
         busy_s = sum(use.running.total() for use in uses)
         prompt = sum(use.prompt_tokens for use in uses)
         cached = sum(use.cached_tokens for use in uses)
@@ -259,12 +261,13 @@ def _engine_table(figures: RunFigures, by_engine: Mapping[str, Mapping[int, Engi
                 f"{sum(use.steps for use in uses):,}",
                 f"{sum(use.tokens for use in uses):,}",
                 f"{busy_s:,.1f}",
+                f"{idle_s:,.1f}" if facts else "",
                 f"{cached / prompt:.0%}" if prompt else "",
                 escape(facts.reason) if facts else "",
             ]
         )
-    head = ["engine", "slots", "TP", "steps", "tokens", "step seconds", "prompt cached", "ended"]
-    shown = table(head, rows, texts=(0, 7))
+    head = ["engine", "slots", "TP", "steps", "tokens", "step seconds", "idle s", "prompt cached", "ended"]
+    shown = table(head, rows, texts=(0, 8))
     return shown if len(rows) <= 12 else f"<details><summary>{len(rows)} engines</summary>{shown}</details>"
 
 
@@ -284,19 +287,7 @@ def pools_section(figures: RunFigures, axis: RunAxis) -> str:
             )
         )
     rows = [_action_row(label, use) for label, use in sorted(figures.actions.items(), key=lambda item: -item[1].cpu_s)]
-    head = [
-        "action",
-        "kind",
-        "calls",
-        "not ok",
-        "run mean",
-        "run p99",
-        "wait mean",
-        "wait p99",
-        "of it for quotas",
-        "of it for loading",
-        "CPU seconds",
-    ]
+    head = ["engine", "slots", "TP", "steps", "tokens", "step seconds", "idle s", "prompt cached", "ended"]
     return section("Actions and pools", *parts, table(head, rows, texts=(0, 1)))
 
 
