@@ -20,7 +20,8 @@ from heddle_dask.core.nouns import NORMAL, Priority
 from heddle_dask.live.wire import _dask_internals as internals
 from heddle_dask.live.wire.messages import PerKey
 
-pytestmark = pytest.mark.cluster
+# A nanny of this process needs Python's resource tracker, which is started again where it has ended.
+pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore:resource_tracker. process died:UserWarning")]
 
 
 class Recorder(SchedulerPlugin):

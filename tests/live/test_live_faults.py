@@ -18,6 +18,7 @@ from worlds.live_world import (
     engine_process,
     engine_processes,
     kill,
+    lives,
     run,
     until,
     worker_process,
@@ -88,7 +89,7 @@ def test_a_killed_rollout_worker_takes_its_engine_and_loses_nothing(model_dir: s
                 records = await collect(rollout.stream(6), 2, fault)
                 check_complete(records, 24, 5)
                 assert engines, "the killed worker hosted an engine"
-                await until(lambda: not any(p.is_running() and p.status() != "zombie" for p in engines))
+                await until(lambda: not any(map(lives, engines)))
                 # The nanny restarts the worker, and the worker its engine, which takes steps again.
                 await until(lambda: rollout.progress()["engines_ready"] == 2)
                 second = await collect(rollout.stream(6), 0, lambda: None)

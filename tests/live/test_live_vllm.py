@@ -11,7 +11,7 @@ import psutil
 import pytest
 from distributed import Client
 from worlds.live_agents import RecordingWorker, ToolAgent
-from worlds.live_world import check_against_engine, control_lines, kill, run, until, worker_process
+from worlds.live_world import check_against_engine, control_lines, kill, lives, run, until, worker_process
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import replay
@@ -89,7 +89,7 @@ def test_records_equal_what_vllm_saw_and_a_killed_worker_leaves_no_engine(vllm_s
     engines = vllm_processes()
     assert len(engines) >= 2, "API server and engine core"
     kill(worker_process("rollout-0").pid)
-    run(until(lambda: not any(p.is_running() and p.status() != "zombie" for p in engines)))
+    run(until(lambda: not any(map(lives, engines))))
     vllm_session.close()
     records = [record for record in RunReader(vllm_session.out) if record.environment == ToolAgent.name]
     assert len(records) == 12

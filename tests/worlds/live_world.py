@@ -123,6 +123,14 @@ def control_lines(out: Path) -> list[Any]:
     return [line for kind, body in records if kind == "control" for line in body["lines"]]
 
 
+def lives(process: psutil.Process) -> bool:
+    """Whether it has not ended; one that ends while it is asked has."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def kill(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
