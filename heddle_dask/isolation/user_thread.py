@@ -46,7 +46,7 @@ class UserThread:
             except BaseException as raised:
                 # A future takes no StopIteration.
                 error = RuntimeError("StopIteration") if isinstance(raised, StopIteration) else raised
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
+            with contextlib.suppress(RuntimeError):  # the loop is closed, and the result not wanted
                 loop.call_soon_threadsafe(answer, value, error)
 
         self._calls.put(run)

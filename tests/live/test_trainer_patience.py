@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from heddle_dask.core.errors import BadInput
 from heddle_dask.live.training import trainer_patience
-from heddle_dask.live.training.trainer_patience import TrainerPatience
+from heddle_dask.live.training.trainer_patience import TrainerPatience, TrainerSilent
 
 
 async def never() -> str:
@@ -31,7 +30,7 @@ def test_an_order_that_takes_far_longer_than_those_before_ends_with_its_cause(mo
         assert await patience.of("publish", when_told()) == "uri"
         assert lines == ["the trainer does not answer to publish for 0 s; the first of its kind"]
         hangs = asyncio.ensure_future(never())
-        with pytest.raises(BadInput, match="the trainer has not answered to publish for 0 s"):
+        with pytest.raises(TrainerSilent, match="the trainer has not answered to publish for 0 s"):
             await patience.of("publish", hangs)
         await asyncio.wait([hangs])
         assert hangs.cancelled()

@@ -37,6 +37,7 @@ from heddle_dask.live.training.remote_trainer import RemoteTrainer
 from heddle_dask.live.training.rollout_feed import StreamFeed
 from heddle_dask.live.training.sample_intake import SampleIntake
 from heddle_dask.live.training.trackers import TRACKERS
+from heddle_dask.live.training.trainer_patience import TrainerSilent
 from heddle_dask.live.training.training import LiveTraining, TrainingParts
 from heddle_dask.live.training.weight_control import NoEngineUpdated, WeightControl
 from heddle_dask.training.json_lines import read_lines
@@ -141,7 +142,7 @@ class TrainRun(RolloutRun):
         self.store.check_writable()
         try:
             return await super().run()
-        except (NoEngineUpdated, ServiceFailed) as error:
+        except (NoEngineUpdated, ServiceFailed, TrainerSilent) as error:
             self.lost = str(error)
             return EXIT_FAILED
 

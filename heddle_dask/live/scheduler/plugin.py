@@ -446,7 +446,7 @@ class HeddleScheduler(SchedulerPlugin):
     def _unless_left(self, handler: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
         """Take nothing from a worker that Dask has removed: its stream may still bring what it announced before.
 
-        An engine of that worker would be given steps, and nobody would tell its loss again.
+        Its engine would be given steps, and the loss of that engine would not be reported a second time.
         """
 
         def take(worker: str, report: Any) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import HeddleError
 
 T = TypeVar("T")
 
@@ -17,7 +17,13 @@ TOLD_SHARE = 0.2
 """It is told after this share of its limit. The first of a kind is only told: it may compile for long."""
 
 
+class TrainerSilent(HeddleError):
+    """The trainer has not answered an order within its limit; the message is one line."""
+
+
 class TrainerPatience:
+    """Waits for the answers of one trainer, and notes how long they take."""
+
     def __init__(self, note: Callable[[str], None]) -> None:
         self._note = note
         self._longest_s: dict[str, float] = {}
@@ -27,8 +33,8 @@ class TrainerPatience:
 
         Raises
         ------
-        BadInput
-            The trainer has not answered within its limit: it can be resumed.
+        TrainerSilent
+            The limit has passed; the training can be resumed.
         """
         began_s, longest_s = time.monotonic(), self._longest_s.get(kind)
         limit_s = max(LEAST_S, TIMES * (longest_s or 0.0))
@@ -41,7 +47,9 @@ class TrainerPatience:
                 left_s = None if longest_s is None else limit_s * (1 - TOLD_SHARE)
                 await asyncio.wait([answer], timeout=left_s)
             if not answer.done():
-                raise BadInput(f"the trainer has not answered to {kind} for {limit_s:.0f} s: look at it, then resume")
+                raise TrainerSilent(
+                    f"the trainer has not answered to {kind} for {limit_s:.0f} s: look at it, then resume"
+                )
             taken_s = time.monotonic() - began_s
             self._longest_s[kind] = max(taken_s, longest_s or 0.0)
             return answer.result()

@@ -1,4 +1,4 @@
-"""Names the program that holds the driver's event loop: while it does, no other one goes on, and no timer fires."""
+"""Names the program that blocks the driver's event loop: no other program goes on meanwhile, and no timer fires."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ LOOK_S = 1.0
 HELD_LOOKS = 10
 """Looks in a row to which the loop has not answered: then it is told. A machine that slept counts as one."""
 
-_NOT_THE_USERS = (str(Path(__file__).parents[3]), *(sysconfig.get_path(name) for name in ("stdlib", "purelib")))
+_NOT_THE_USERS = tuple(
+    f"{each}/" for each in (Path(__file__).parents[3], *map(sysconfig.get_path, ("stdlib", "purelib")))
+)
 
 
 class LoopWatch:
@@ -60,7 +62,7 @@ class LoopWatch:
 
 
 def held_line(name: str, frame: FrameType, held_s: float) -> str:
-    """One line that says who holds the loop, and where: in the innermost code that is the user's, if any is."""
+    """One line that names the task and the place: the innermost code of the user, if there is any."""
     outer: FrameType | None = frame
     while outer is not None and outer.f_code.co_filename.startswith(_NOT_THE_USERS):
         outer = outer.f_back
