@@ -454,6 +454,20 @@ def test_a_task_that_is_put_first_gets_the_next_unit_of_a_resource() -> None:
     with_cluster(body)
 
 
+def test_a_removed_worker_tells_of_its_resources_and_nothing_happens() -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        removed, kept = workers
+        await scheduler.remove_worker(removed.address, stimulus_id="test", close=False)
+        with pytest.raises(KeyError):
+            await internals.publish_resource(removed, "SLOT", 2)
+        internals.pass_over_resources_of_removed(scheduler)
+        for worker in workers:
+            await internals.publish_resource(worker, "SLOT", 3)
+        assert scheduler.resources["SLOT"] == {kept.address: 3}
+
+    with_cluster(body, workers=2)
+
+
 def test_a_lent_unit_of_a_resource_starts_a_task_that_waits_for_it() -> None:
     async def blocked(name: str) -> str:
         if name == "first":

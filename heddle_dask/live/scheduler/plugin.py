@@ -145,6 +145,7 @@ class HeddleScheduler(SchedulerPlugin):
         for kind in get_args(Reported):
             handlers.take_report(kind, of_cluster.get(kind, self.session_event))
         handlers.add_to(scheduler)
+        dask.pass_over_resources_of_removed(scheduler)
         dask.set_event(scheduler, SCHEDULER_EVENT)
         dask.call_every(scheduler, LOOK_S, self._look)
         self._foreign.workers_changed(scheduler)

@@ -276,6 +276,15 @@ async def publish_resource(worker: Worker, name: str, units: float) -> None:
         await worker.set_resources(**{name: units})
 
 
+def pass_over_resources_of_removed(scheduler: Scheduler) -> None:
+    """Let a worker that the scheduler has just removed tell of its resources: Dask raises a KeyError, at the worker."""
+
+    def set_resources(worker: str, resources: dict[str, float] | None = None) -> str:
+        return scheduler.add_resources(worker, resources) if worker in scheduler.workers else "OK"
+
+    scheduler.handlers["set_resources"] = set_resources
+
+
 def set_event(scheduler: Scheduler, name: str) -> None:
     """Set a `distributed.Event`, from the scheduler."""
     scheduler.extensions["events"].event_set(name)
