@@ -23,6 +23,7 @@ DECIDES := $(addprefix tests/,core predictors sim strategies training)
 # Says the seconds of the stage, and keeps those of its tests.
 STAGE := $(BIN)/python scripts/test_times.py stage
 PYTEST := $(BIN)/python -m pytest -q
+TWICE := env PYTHON=$(BIN)/python sh scripts/pytest_twice.sh
 ROUNDS ?= 3
 
 .PHONY: rollout test test-fast test-long test-slurm explore docs lint browser screenshots clean
@@ -36,16 +37,17 @@ rollout: $(STAMP)
 test: browser $(CRDS)
 	$(BIN)/python scripts/test_times.py begin
 	$(STAGE) lint $(MAKE) lint + docs $(MAKE) docs
-	HEDDLE_SITE=$(CURDIR)/build/docs PYTHONHASHSEED=0 $(STAGE) pure $(PYTEST) $(PARALLEL) -m "$(PURE)" \
+	HEDDLE_SITE=$(CURDIR)/build/docs PYTHONHASHSEED=0 $(STAGE) pure $(TWICE) pure $(PARALLEL) -m "$(PURE)" \
 	  + slurm env PYTHON=$(BIN)/python sh scripts/test_slurm.sh --optional
-	PYTHONHASHSEED=0 $(STAGE) live $(PYTEST) $(TWO) -m "$(LIVE)" $(LIVE_FILES)
-	PYTHONHASHSEED=1 $(STAGE) second-hash-seed $(PYTEST) $(PARALLEL) -m "$(PURE) and not slow" -k "not hash_seed" $(DECIDES)
+	PYTHONHASHSEED=0 $(STAGE) live $(TWICE) live $(TWO) -m "$(LIVE)" $(LIVE_FILES)
+	PYTHONHASHSEED=1 $(STAGE) second-hash-seed $(TWICE) second-hash-seed $(PARALLEL) -m "$(PURE) and not slow" \
+	  -k "not hash_seed" $(DECIDES)
 	$(BIN)/python scripts/test_times.py summary
 
 # What takes minutes and protects a release, not a change; run it before one.
 test-long: browser $(CRDS)
 	$(BIN)/python scripts/test_times.py begin
-	PYTHONHASHSEED=0 $(STAGE) long $(PYTEST) $(TWO) -m "long and not slurm" $(LONG_FILES)
+	PYTHONHASHSEED=0 $(STAGE) long $(TWICE) long $(TWO) -m "long and not slurm" $(LONG_FILES)
 	$(BIN)/python scripts/test_times.py summary
 
 # On SLURM daemons of their own, with virtual nodes on this machine; needs Debian and root.

@@ -71,7 +71,7 @@ def stage(words: list[str]) -> int:
 
 
 def _run(name: str, command: list[str], output: Path | None) -> int:
-    """One stage; its exit code, 1 for all that a signal has ended."""
+    """One stage; its exit code, 128 and the signal where one has ended it."""
     began_s = time.monotonic()
     env = {**os.environ, "HEDDLE_TEST_TIMES": str(TESTS), "HEDDLE_TEST_STAGE": name}
     with contextlib.ExitStack() as files:
@@ -82,7 +82,8 @@ def _run(name: str, command: list[str], output: Path | None) -> int:
         except subprocess.TimeoutExpired:
             _end(name, psutil.Process(process.pid))
             returned = process.wait()
-    code = returned if returned >= 0 else 1
+    # pytest ends with 1 where tests have failed: a stage that a signal has ended is another thing.
+    code = returned if returned >= 0 else 128 - returned
     seconds = time.monotonic() - began_s
     with STAGES.open("a", encoding="utf-8") as file:
         file.write(f"{seconds:.1f}\t{name}\t{'ok' if code == 0 else f'exit code {code}'}\n")

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -29,6 +30,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "deterministic"))
 _RECORDED = REPOSITORY / "tests" / "file_seconds.tsv"
 # Of a file that no run has recorded, by its tests' markers.
 _GUESSED_S = {"vllm": 60.0, "cluster": 20.0, "slow": 10.0}
+_LOST = pytest.StashKey[bool]()
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -78,6 +80,18 @@ class _Times:
         stage = os.environ.get("HEDDLE_TEST_STAGE", "")
         with self.path.open("a", encoding="utf-8") as file:
             file.writelines(f"{seconds:.2f}\t{stage}\t{test}\n" for test, seconds in self.seconds.items())
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """A process of xdist that ends takes tests with it that have not run, which no second run heals."""
+    node.config.stash[_LOST] = node.config.stash.get(_LOST, False) or bool(error)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if session.config.stash.get(_LOST, False):
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -46,13 +46,13 @@ def test_a_stage_that_fails_ends_the_run_with_what_there_is(script: Path) -> Non
     call(script, "begin")
     code, said = call(script, "stage", "first", "true", "+", "second", "sh", "-c", "echo why; exit 3")
     assert code == 3 and "why" in said and "second (exit code 3)" in said
-    assert call(script, "stage", "killed", "sh", "-c", "kill -9 $$")[0] == 1
+    assert call(script, "stage", "killed", "sh", "-c", "kill -9 $$")[0] == 137
 
 
 def test_a_stage_that_stands_still_is_ended_and_its_processes_are_told(script: Path) -> None:
     call(script, "begin")
     code, said = call(script, "stage", "first", "sh", "-c", "sleep 601 & wait", limit_s=0.5)
-    assert code == 1 and "sleep 601" in said and "first (exit code 1)" in said
+    assert code == 137 and "sleep 601" in said and "first (exit code 137)" in said
 
 
 def test_the_seconds_of_files_are_recorded_and_those_of_other_runs_stay(script: Path) -> None:
@@ -66,3 +66,27 @@ def test_the_seconds_of_files_are_recorded_and_those_of_other_runs_stay(script: 
     call(script, "record")
     recorded = (tests / "file_seconds.tsv").read_text()
     assert recorded == "5\ttests/test_one.py\n9\ttests/test_other.py\n"
+
+
+def test_what_fails_once_runs_again_and_a_process_that_ends_is_a_failure(tmp_path: Path) -> None:
+    (tmp_path / "pytest.ini").touch()
+    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_sessionfinish, pytest_testnodedown\n")
+    (tmp_path / "test_it.py").write_text(
+        "import os, pathlib\n"
+        "def test_once():\n"
+        "    seen = pathlib.Path('seen'); before = seen.exists(); seen.touch(); assert before\n"
+        "def test_it():\n"
+        "    assert os.environ.get('END') != 'fails'\n"
+        "    if os.environ.get('END') == 'ends': os._exit(1)\n"
+        "def test_behind(): pass\n"
+    )
+
+    options = ["-n", "1", "--max-worker-restart", "0", "test_it.py"]
+
+    def code(end: str) -> int:
+        (tmp_path / "seen").unlink(missing_ok=True)
+        env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(SCRIPT.parents[1]), "END": end}
+        command = ["sh", str(SCRIPT.with_name("pytest_twice.sh")), "it", *options]
+        return subprocess.run(command, cwd=tmp_path, env=env, check=False).returncode
+
+    assert [code("well"), code("fails"), code("ends")] == [0, 1, 3]
