@@ -65,6 +65,13 @@ class GiveUpStep:
 PREEMPTED_FOR = "preempted for "
 """What the reason of an `AbortStep` begins with when the step is preempted; the id of the other trajectory follows."""
 
+TAKEN_BY = "taken by the idle "
+"""The same where an idle engine takes the step; the id of the engine follows."""
+
+RECALLED = "another run joins"
+REQUEUED = ("its engine ", TAKEN_BY, RECALLED)
+"""What the reason begins with when the step waits again for no decision of the strategy."""
+
 
 @dataclass(frozen=True, slots=True)
 class AbortStep:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from heddle_dask.core import guards
-from heddle_dask.core.commands import PREEMPTED_FOR, Command, GiveUpStep, StartStep
+from heddle_dask.core.commands import PREEMPTED_FOR, RECALLED, Command, GiveUpStep, StartStep
 from heddle_dask.core.engine_list import engine_among
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.fair_share import KV, SLOTS
@@ -27,8 +27,6 @@ from heddle_dask.core.state import State
 from heddle_dask.core.transitions import TrajectoryEvent, TrajectoryState, WeightsState
 from heddle_dask.core.view import PlansBatches, Route
 
-RECALLED = "another run joins"
-"""The reason of an `AbortStep` for a step that waits at a worker and goes back to be held here."""
 _AHEAD_SHARE = 1 / 8
 
 

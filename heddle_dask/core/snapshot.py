@@ -252,6 +252,9 @@ class ClusterSnapshot:
             "alive": self.alive,
             "not_admitted": sum(self.trajectories.values()) - self.alive,
             "generating": sum(engine.generating for engine in ready),
+            "next": sum(
+                max(0, engine.generating - engine.slots) for engine in ready
+            ),  # of them: in the engines' own queues
             "queued": sum(engine.queued for engine in ready) + self.steps_waiting,
             "acting": sum(host.running for host in self.hosts),
             "actions_waiting": self.actions_waiting,
@@ -284,6 +287,7 @@ def run_counts(state: State, moves: Mapping[str, MoveTotals], run_id: RunId) -> 
         "alive": run.alive,
         "not_admitted": len(run.unadmitted) + len(run.without_credit),
         "generating": by_state[TrajectoryState.GENERATING],
+        "next": sum(name in names for engine in state.engines.values() for name in engine.ahead),
         "queued": by_state[TrajectoryState.QUEUED] + by_state[TrajectoryState.WAITING],
         "acting": actions.count(ActionState.RUNNING),
         "actions_waiting": actions.count(ActionState.WAITING),

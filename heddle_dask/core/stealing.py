@@ -8,15 +8,12 @@ the engine that took it, which becomes the home of its trajectory.
 from __future__ import annotations
 
 from heddle_dask.core import guards
-from heddle_dask.core.commands import Command
+from heddle_dask.core.commands import TAKEN_BY, Command
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.placements import HeldSteps, Placements
 from heddle_dask.core.run_strategies import RunStrategies, StrategyTable
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import TrajectoryEvent, TrajectoryState
-
-TAKEN_BY = "taken by the idle "
-"""Beginning of the reason of an `AbortStep` for a step that goes to another engine."""
 
 
 class WorkStealing:

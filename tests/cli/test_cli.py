@@ -429,9 +429,9 @@ def test_meter_tells_rate_and_time_left():
     counts: dict[str, object] = {}
     meter = Meter(4, Tally(), lambda: counts, lambda: next(clock))
     assert meter.snapshot().left_s is None
-    counts.update(alive=4, finished=0, tokens=100, generating=3, queued=1, acting=1, actions_waiting=1)
+    counts.update(alive=4, finished=0, tokens=100, generating=3, next=1, queued=1, acting=1, actions_waiting=1)
     first = meter.snapshot()
-    assert (first.generating, first.queued, first.in_tools) == (3, 1, 2)
+    assert (first.running, first.next, first.queued, first.in_tools) == (2, 1, 1, 2)
     assert first.tokens_per_s == pytest.approx(50.0)
     counts.update(finished=1, tokens=500)
     second = meter.snapshot()
@@ -441,6 +441,17 @@ def test_meter_tells_rate_and_time_left():
     assert meter.snapshot().line().endswith("tokens/s · no engine; next job in 96 s")
     counts.update(engines_ready=1)
     assert "no engine" not in meter.snapshot().line()
+
+
+def test_the_progress_line_has_the_reward():
+    tally = Tally()
+    meter = Meter(4, tally, lambda: {"generating": 20, "next": 4, "finished": 2}, lambda: 1.0)
+    assert "reward" not in meter.snapshot().line()
+    for number, reward in enumerate((1.0, 0.0)):
+        tally.rewards.add(f"g{number % 1}", reward)
+    line = meter.snapshot().line()
+    assert "16 running, 4 next" in line
+    assert "reward 0.500 ± 0.50, solved 50%, 0% of groups without spread" in line
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (190, "3 min 10 s"), (7500, "2 h 05 min")])

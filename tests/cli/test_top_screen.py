@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from heddle_dask.core.nouns import (
 from heddle_dask.core.resources import Resources
 from heddle_dask.views.history.history_pictures import picture_of
 from heddle_dask.views.history.run_history import RunHistory
+from heddle_dask.views.history.run_shares import RunShare
 
 
 def rollout(trajectories: int, engines: int, name: str = "math-{}/0") -> RunHistory:
@@ -47,7 +49,7 @@ def rollout(trajectories: int, engines: int, name: str = "math-{}/0") -> RunHist
             action = ActionRequest(ActionId(f"{trajectory}/a"), trajectory, "tool", "run_python")
             history.take(ev.ActionRequested(at + 0.1, action), [])
         elif number % 4 == 3:
-            history.name_cause(trajectory, "agent")
+            history.tell_end(trajectory, "agent", None)
             history.take(ev.TrajectoryEnded(at + 0.1, trajectory, "failed"), [])
     return history
 
@@ -82,6 +84,34 @@ def test_the_picture_fits_the_terminal(trajectories: int, engines: int, height: 
     shown = sum(line.startswith("math-") for line in lines)
     assert (f"{live - shown:,} more live" in text) == (live > shown)
     assert (f"{engines - 5} more" in text) or engines == 2 or height > 24
+
+
+def test_reward_names_and_runs_are_shown_and_escapes_are_text() -> None:
+    history = rollout(8, 2)
+    for number, reward in enumerate((1.0, 0.0, 0.5)):
+        history.rewards.add(f"g{number // 2}", reward)
+    alone = picture(history)
+    alone["name"], alone["environment"] = "\x1b[31mred", "math"
+    text = "\n".join(drawn(alone, 40, 120))
+    assert "\x1b" not in text and r"heddle top · \x1b[31mred (math) ·" in text
+    assert "reward 0.500 ± 0.41, solved 33%, 0% of groups without spread" in text
+    shares = [
+        RunShare("s1", "heddle", 1.0, 3, 0, 0, 10, "1", "train", "math", 8, {"failed": 2}, history.rewards.view()),
+        RunShare("s2", "heddle", 2.0, 0, 0, 0, 30, "2", "", "", 0),
+    ]
+    lines = drawn({**alone, "runs": [asdict(share) for share in shares]}, 40, 120)
+    assert "heddle top · 2 runs ·" in lines[0]
+    assert lines[1].startswith("run train (math): weight 1, live 3, ended 2 of 8, held 0, 25% of tokens · reward 0.5")
+    assert lines[2] == "run s2: weight 2, live 0, ended 0 of 0, held 0, 75% of tokens"
+    assert any(line.startswith("train: math-") for line in lines)
+
+
+def test_steps_that_wait_inside_an_engine_are_no_running_ones() -> None:
+    history = rollout(80, 1)
+    (engine,) = picture(history)["engines"]
+    assert engine["generating"] == 20
+    (line,) = [line for line in drawn(picture(history), 24, 80) if "16/16" in line]
+    assert line.split()[5:7] == ["4", "0"]
 
 
 def test_an_idle_engine_beside_a_queue_is_marked() -> None:

@@ -13,7 +13,6 @@ from heddle_dask.core.commands import Command
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.ids import FIRST_RUN, EngineId, RunId, TrajectoryId
 from heddle_dask.core.journal_codec import replay
-from heddle_dask.core.placements import RECALLED
 from heddle_dask.core.run_description import RunDescription
 from heddle_dask.core.run_strategies import RunView
 from heddle_dask.core.view import ClusterView
@@ -68,7 +67,7 @@ def test_alone_all_steps_are_sent_and_those_that_wait_come_back_when_another_run
     for step in steps[:4]:
         stage.start(step)
     recalled = join(stage)
-    assert [(type(c), c.reason) for c in recalled] == [(cmd.AbortStep, RECALLED)] * 3, "one bridges the way"
+    assert [(type(c), c.reason) for c in recalled] == [(cmd.AbortStep, cmd.RECALLED)] * 3, "one bridges the way"
     for command in recalled:
         assert isinstance(command, cmd.AbortStep)
         assert stage.feed(ev.StepFinished, command.step_id, command.engine_id, 0, 0, "abort") == []

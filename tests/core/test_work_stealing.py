@@ -6,13 +6,12 @@ import pytest
 from worlds.core_builders import Stage
 
 from heddle_dask.core import events as ev
-from heddle_dask.core.commands import AbortStep, Command, StartStep
+from heddle_dask.core.commands import TAKEN_BY, AbortStep, Command, StartStep
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.core.run_description import RetryPolicy
-from heddle_dask.core.stealing import TAKEN_BY
 from heddle_dask.strategies.presets import build_strategies
 
 E1, E2, E3 = EngineId("E1"), EngineId("E2"), EngineId("E3")

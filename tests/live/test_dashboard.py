@@ -165,7 +165,7 @@ def figures_of(snapshot: RunSnapshot) -> dict[str, int]:
         "waiting": snapshot.counts.by_phase["admission"],
         "live": snapshot.counts.live,
         "ended": sum(snapshot.counts.ended.values()),
-        "generating": sum(engine.generating for engine in here),
+        "running": sum(min(engine.generating, engine.slots) for engine in here),
         "queued": sum(engine.queued for engine in here) + snapshot.counts.steps_waiting,
         "steps": snapshot.counts.steps,
         "tokens": snapshot.counts.generated_tokens,

@@ -140,6 +140,26 @@ def test_a_defect_hides_our_metrics_and_no_others(
     assert "are missing in this scrape" in caplog.text
 
 
+def test_rewards_are_metrics_of_the_run_by_name(feed: SnapshotFeed) -> None:
+    metrics.export(feed)
+    watched = feed.watch("s", "heddle", lambda: 1.0, "math-seed0", "math")
+    assert not [key for key in samples() if key[0].startswith("heddle_reward")]
+    for number in range(4):
+        name = TrajectoryId(f"t{number}")
+        watched.take(ev.TrajectorySubmitted(1.0, TrajectorySpec(name, GroupId(f"g{number % 2}"))), [])
+        watched.history.tell_end(name, "", float(number % 2) if number else None)
+        watched.take(ev.TrajectoryEnded(2.0, name, "completed"), [])
+    feed._clock_s.now_s += 2  # type: ignore[attr-defined]
+    found = {key[0]: value for key, value in samples().items() if key[1:] == ("math-seed0",)}
+    assert found.pop("heddle_reward_spread") == pytest.approx(8**0.5 / 6)
+    assert found == {
+        "heddle_rewards_total": 3,
+        "heddle_reward_mean": pytest.approx(2 / 3),
+        "heddle_reward_solved_share": pytest.approx(2 / 3),
+        "heddle_reward_flat_group_share": 1.0,
+    }
+
+
 def test_labels_are_bounded(feed: SnapshotFeed) -> None:
     metrics.export(feed)
     watched = feed.watch("s", "heddle", lambda: 1.0)
@@ -148,7 +168,7 @@ def test_labels_are_bounded(feed: SnapshotFeed) -> None:
         watched.take(ev.EngineLost(number, EngineId(f"e{number}"), f"Signal of host{number:x}!", True), [])
         name = TrajectoryId(f"t{number}")
         watched.take(ev.TrajectorySubmitted(number, TrajectorySpec(name, GroupId("g"))), [])
-        watched.history.name_cause(name, "agent")
+        watched.history.tell_end(name, "agent", None)
         watched.take(ev.TrajectoryEnded(number, name, "failed"), [])
         step = cmd.GiveUpStep(StepId(name, 0, 0), f"{'very ' * number} long cause")
         watched.take(ev.StepCancelled(number, step.step_id), [step])

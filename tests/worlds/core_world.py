@@ -37,10 +37,8 @@ from heddle_dask.core.nouns import (
     Prediction,
     StepRequest,
 )
-from heddle_dask.core.placements import RECALLED
 from heddle_dask.core.resources import CPUS, MEMORY, Amounts, ResourceDemand, Resources
 from heddle_dask.core.run_description import RetryPolicy
-from heddle_dask.core.stealing import TAKEN_BY
 from heddle_dask.core.transitions import KvState, TrajectoryState
 from heddle_dask.core.view import StrategySet
 from heddle_dask.strategies.actions.elastic import ElasticUnits
@@ -199,11 +197,11 @@ class World:
         identity = (command.step_id, command.engine_id)
         program = self.programs.get(command.step_id.trajectory_id)
         step = None if program is None else program.step
-        if command.reason == RECALLED or command.reason.startswith(TAKEN_BY):
+        if command.reason == cmd.RECALLED or command.reason.startswith(cmd.TAKEN_BY):
             assert step is not None and step.identity == identity, "it had ended"
             assert not (step.started or step.stopping or step.leaving)
             step.leaving = True
-            self.seen["recalled" if command.reason == RECALLED else "taken"] += 1
+            self.seen["recalled" if command.reason == cmd.RECALLED else "taken"] += 1
             return
         if command.reason.startswith("its engine "):
             assert step is not None and step.identity == identity, "it had ended"

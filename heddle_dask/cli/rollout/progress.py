@@ -38,27 +38,31 @@ class Snapshot:
 
     done: int
     total: int
-    generating: int
+    running: int
+    next: int  # steps at engines that have no slot yet
     queued: int
     in_tools: int
     failed: int
     tokens_per_s: float
     left_s: float | None
     waits_for: str = ""  # while there is no engine
+    reward: str = ""  # in words
 
     @property
     def has_begun(self) -> bool:
-        return bool(self.done or self.generating or self.queued or self.in_tools)
+        return bool(self.done or self.running or self.queued or self.in_tools)
 
     def line(self) -> str:
         parts = [
             f"done {self.done}/{self.total}",
-            f"generating {self.generating}",
+            f"{self.running} running{f', {self.next} next' if self.next else ''}",
             f"queued {self.queued}",
             f"in tools {self.in_tools}",
             f"failed {self.failed}",
             f"{self.tokens_per_s:,.0f} tokens/s",
         ]
+        if self.reward:
+            parts.append(self.reward)
         if self.waits_for:
             parts.append(self.waits_for)
         elif self.left_s is not None and self.done < self.total:
@@ -93,15 +97,18 @@ class Meter:
         left_s = None
         if self._began_s is not None and done and done >= _SHARE_FOR_ESTIMATE * self._total:
             left_s = (now_s - self._began_s) * (self._total - done) / done
+        ahead = int(counts.get("next", 0))
         return Snapshot(
             done=done,
             total=self._total,
-            generating=int(counts.get("generating", 0)),
+            running=int(counts.get("generating", 0)) - ahead,
+            next=ahead,
             queued=int(counts.get("queued", 0)),
             in_tools=int(counts.get("acting", 0)) + int(counts.get("actions_waiting", 0)),
             failed=self._tally.statuses["failed"],
             tokens_per_s=self._rate(now_s, int(counts.get("tokens", 0))),
             left_s=left_s,
+            reward=self._tally.rewards.view().line(),
             waits_for="" if counts.get("engines_ready", 1) else told,
         )
 

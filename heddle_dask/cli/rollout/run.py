@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from distributed import Client
-from rich.console import Console
 from rich.text import Text
 
 from heddle_dask.cli.cluster_choice import CONNECT_TIMEOUT_S, TlsFiles, local_client, remote_client, workers_joined
@@ -43,6 +42,7 @@ from heddle_dask.cli.rollout.parsed_options import (
 from heddle_dask.cli.rollout.progress import Meter, ProgressDisplay
 from heddle_dask.cli.rollout.run_logs import RunLogs
 from heddle_dask.cli.rollout.summary import Tally, table
+from heddle_dask.cli.safe_console import SafeConsole
 from heddle_dask.cli.stored_run import StoredRun, check_out, default_out, remove_if_empty
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.run_description import RetryPolicy
@@ -82,7 +82,7 @@ class Outcome:
 
 def run_rollout(asked: Asked, *, to_stderr: bool) -> Outcome:
     """Run it; prints progress on stderr and the table on stdout, or on stderr too."""
-    run = RolloutRun(asked, ProgressDisplay(Console(stderr=True)))
+    run = RolloutRun(asked, ProgressDisplay(SafeConsole(stderr=True)))
     prepare_process()
     try:
         exit_code = asyncio.run(run.run())
@@ -90,12 +90,12 @@ def run_rollout(asked: Asked, *, to_stderr: bool) -> Outcome:
         if asked["mode"] == "create":
             remove_if_empty(run.out)
     out = str(run.out) if run.out.exists() else None
-    Console(stderr=to_stderr).print(table(run.tally, out), soft_wrap=True)
+    SafeConsole(stderr=to_stderr).print(table(run.tally, out), soft_wrap=True)
     if run.lost:
         one_line(f"{run.lost}{run.logs.tail('scheduler')}; {run.left_to_do(out)}")
     failure = run.tally.failure or ""
     if failure and exit_code == 0:
-        Console(stderr=True).print(Text(f"heddle: {failure}"), soft_wrap=True)
+        SafeConsole(stderr=True).print(Text(f"heddle: {failure}"), soft_wrap=True)
         exit_code = EXIT_FAILED
     return Outcome(run.tally.result(out), exit_code)
 
@@ -299,10 +299,7 @@ class RolloutRun:
         rollout = self._make(client)
         if self.is_local:
             await workers_joined(client, self.shape)
-        if self.asked["scheduler"] is None:
-            self.progress.message(f"watch it with: heddle top {shlex.quote(str(self.out))}")
-        if self.dashboard:
-            self.progress.message(f"dashboard: {client.dashboard_link.removesuffix('/status')}/heddle")
+        self._say_where_to_look(client)
         async with rollout:
             self._rollout = rollout
             meter = Meter(self.left, self.tally, rollout.progress)
@@ -314,6 +311,12 @@ class RolloutRun:
                 self.tally.lost = rollout.progress()["unfinished"]
             if self._interrupts.exit_code == 0:
                 self.progress.message("done; ending every process")
+
+    def _say_where_to_look(self, client: Client) -> None:
+        if self.asked["scheduler"] is None:
+            self.progress.message(f"watch it with: heddle top {shlex.quote(str(self.out))}")
+        if self.dashboard:
+            self.progress.message(f"dashboard: {client.dashboard_link.removesuffix('/status')}/heddle")
 
     def _make(self, client: Client) -> Rollout:
         facts: dict[str, Any] = {"tasks": self.asked["tasks"], "command": sys.argv[1:]}

@@ -25,6 +25,7 @@ from rich.text import Text
 from heddle_dask.environments.mix import MixShare
 from heddle_dask.records.causes import CauseCounts, Ended
 from heddle_dask.records.trajectory import Status, TrajectoryOutline, TrajectoryRecord
+from heddle_dask.views.history.reward_history import RewardTally
 
 STATUSES: tuple[str, ...] = get_args(Status)
 
@@ -64,7 +65,7 @@ class Tally:
     tokens: int = 0
     preemptions: int = 0
     migrations: int = 0
-    rewards: list[float] = field(default_factory=list)
+    rewards: RewardTally = field(default_factory=RewardTally)
     engines: dict[str, EngineShare] = field(default_factory=dict)
     durations: list[tuple[float, str]] = field(default_factory=list)
     first_start_s: float = math.inf
@@ -83,8 +84,7 @@ class Tally:
             self.mix[record.environment].consumed += record.status in ("completed", "truncated")
         self.steps += len(record.steps)
         self.actions += len(record.actions)
-        if record.reward is not None:
-            self.rewards.append(record.reward)
+        self.rewards.add(record.group_id, record.reward)
         for step in record.steps:
             self.tokens += step.generated_tokens
             self.preemptions += step.preemptions
@@ -134,7 +134,7 @@ class Tally:
 
     @property
     def reward_mean(self) -> float | None:
-        return sum(self.rewards) / len(self.rewards) if self.rewards else None
+        return self.rewards.mean
 
     @property
     def bound_s(self) -> float | None:
@@ -189,7 +189,7 @@ def _rows(tally: Tally) -> Iterable[tuple[str, str]]:
     if tally.reward_mean is None:
         yield "reward", "unknown"
     else:
-        yield "reward", f"mean {tally.reward_mean:.3f} (known for {len(tally.rewards)})"
+        yield "reward", f"mean {tally.reward_mean:.3f} (known for {tally.rewards.known})"
     for row in tally.causes.rows():
         yield row.title, f"{row.count}, first {row.first_trajectory}: {row.first_message}"
     yield "steps, actions", f"{tally.steps}, {tally.actions}"

@@ -114,7 +114,7 @@ def about(run: StoredRun, tally: Tally) -> About:
     if tally.tokens_per_s:
         tiles.append(("tokens per second", f"{tally.tokens_per_s:,.0f}"))
     if tally.reward_mean is not None:
-        tiles.append((f"mean reward (of {len(tally.rewards):,})", f"{tally.reward_mean:.3f}"))
+        tiles.append((f"mean reward (of {tally.rewards.known:,})", f"{tally.reward_mean:.3f}"))
     tiles += [("steps", f"{tally.steps:,}"), ("actions", f"{tally.actions:,}")]
     if tally.durations:
         durations = sorted(seconds for seconds, _ in tally.durations)

@@ -26,6 +26,7 @@ _FILE = click.Path(path_type=Path)
     show_default=True,
     help="Seconds; less than 1 shows a picture twice.",
 )
+@click.option("--only", default="", metavar="NAME", help="Of several runs the one with that name or session.")
 @click.option("--once", is_flag=True, help="Print one picture and end.")
 @shared_options
 def top(
@@ -36,6 +37,7 @@ def top(
     tls_cert: Path | None,
     tls_key: Path | None,
     interval: float,
+    only: str,
     once: bool,
     as_json: bool,
     seed: int,
@@ -49,5 +51,5 @@ def top(
         raise BadInput("RUN, --scheduler and --scheduler-file exclude each other: use one")
     from heddle_dask.cli.top.watch import place_of, watch
 
-    place = place_of(run, scheduler, scheduler_file, tls_ca_file, tls_cert, tls_key)
+    place = place_of(run, scheduler, scheduler_file, tls_ca_file, tls_cert, tls_key, only)
     watch(place, interval_s=interval, once=once, as_json=as_json)

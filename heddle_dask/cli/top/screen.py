@@ -14,7 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from heddle_dask.cli.rollout.progress import duration
+from heddle_dask.core.run_record import plain_name
 from heddle_dask.views.history.engine_history import LIVING
+from heddle_dask.views.history.reward_history import RewardView
+from heddle_dask.views.history.run_shares import title_of
 
 PHASE_STYLES: Final = {
     "admission": "bright_black",
@@ -31,8 +34,9 @@ PHASE_STYLES: Final = {
 RATE_WINDOW_S: Final = 10.0
 WIDTH: Final = 80
 _BARS: Final = " ▁▂▃▄▅▆▇█"
-_HEAD_LINES: Final = 7
 _LEAST_ROWS: Final = 3
+_MOST_RUNS: Final = 4
+_ENGINE_COLUMNS: Final = ("engine", "state", "TP", "slots", "running", "next", "queued", "KV", "steps")
 
 Snapshot = Mapping[str, Any]
 
@@ -40,13 +44,14 @@ Snapshot = Mapping[str, Any]
 def screen(snapshot: Snapshot, height: int, width: int = WIDTH, note: str = "") -> RenderableType:
     """The snapshot in at most `height` lines, if these are at least 20."""
     side = [*_failures(snapshot["failures"], width), *_actions(snapshot, width), *_moves(snapshot, width)]
-    left = max(2 * (_LEAST_ROWS + 2), height - _HEAD_LINES - len(side) - (1 if note else 0))
+    head = _head(snapshot, width)
+    left = max(2 * (_LEAST_ROWS + 2), height - len(head) - 1 - len(side) - (1 if note else 0))
     living = [engine for engine in snapshot["engines"] if engine["state"] in LIVING]
     # A heading and a line for those left out per table; engines get at most half of the room.
     engine_rows = min(len(living), max(_LEAST_ROWS, left // 2 - 2))
     lane_rows = max(_LEAST_ROWS, left - engine_rows - 4)
     parts: list[RenderableType] = [Text(note, style="bold red")] if note else []
-    parts += _head(snapshot, width)
+    parts += head
     parts += _engines(snapshot, living, engine_rows)
     parts += _longest(snapshot, lane_rows, width)
     parts += side
@@ -61,7 +66,7 @@ def _line(text: str, width: int, style: str = "") -> Text:
 
 def clean(text: str) -> str:
     """The text in printable characters: a name that a user chose must not steer the terminal."""
-    return "".join(char if char.isprintable() else " " for char in text)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def shortened(text: str, width: int) -> str:
@@ -78,18 +83,34 @@ def _runs(snapshot: Snapshot, width: int) -> list[Text]:
     if len(runs) < 2:
         return []
     tokens = sum(run["generated_tokens"] for run in runs) or 1
-    told = (
-        f"{run['session']} weight {run['weight']:g}, live {run['live']:,}, held {run['held']:,}, "
-        f"{run['generated_tokens'] / tokens:.0%} of the tokens"
-        for run in runs
-    )
-    return [_line(f"runs: {' · '.join(told)}", width)]
+    return [
+        _line(
+            f"run {title_of(run['name'] or run['session'], run['environment'])}: weight {run['weight']:g}, "
+            f"live {run['live']:,}, ended {sum(run['ended'].values()):,} of {run['submitted']:,}, "
+            f"held {run['held']:,}, {run['generated_tokens'] / tokens:.0%} of tokens{_reward(run, ' · ')}",
+            width,
+        )
+        for run in runs[:_MOST_RUNS]
+    ]
+
+
+def _reward(shown: Mapping[str, Any], before: str) -> str:
+    line = RewardView(**shown["rewards"]).line()
+    return f"{before}{line}" if line else ""
+
+
+def _title(snapshot: Snapshot) -> str:
+    if not snapshot["session"]:
+        return "no session yet"
+    runs = snapshot["runs"] or [snapshot]
+    if len(runs) > 1:
+        return f"{len(runs)} runs"
+    name = title_of(runs[0]["name"] or runs[0]["session"], runs[0]["environment"])
+    return name if snapshot["is_open"] else f"{name} (ended)"
 
 
 def _head(snapshot: Snapshot, width: int) -> list[Text]:
     counts = snapshot["counts"]
-    state = "" if snapshot["is_open"] else " (ended)"
-    session = f"session {snapshot['session']}{state}" if snapshot["session"] else "no session yet"
     ended = sum(counts["ended"].values())
     others = ", ".join(f"{status} {n:,}" for status, n in counts["ended"].items() if status != "completed")
     failed = f" ({others})" if others else ""
@@ -97,20 +118,21 @@ def _head(snapshot: Snapshot, width: int) -> list[Text]:
     cached = counts["cached_tokens"] / counts["prompt_tokens"] if counts["prompt_tokens"] else 0.0
     return [
         _line(
-            f"heddle top · {session} · {snapshot['strategy'] or '-'} · {duration(snapshot['now_s'])}"
+            f"heddle top · {_title(snapshot)} · {snapshot['strategy'] or '-'} · {duration(snapshot['now_s'])}"
             f" · journal line {snapshot['journal_offset']:,}",
             width,
             "bold",
         ),
         *_runs(snapshot, width),
         _line(
-            f"trajectories: live {counts['live']:,} · ended {ended:,} of {counts['submitted']:,}{failed}",
+            f"trajectories: live {counts['live']:,} · ended {ended:,} of {counts['submitted']:,}{failed}"
+            f"{_reward(snapshot, ' · ')}",
             width,
         ),
         _phases(counts["by_phase"], width),
         _line(
             f"{rates['steps']:,.1f} steps/s · {rates['generated_tokens']:,.0f} tokens/s · steps {counts['steps']:,}"
-            f" · cached {cached:.0%} of prompts · preempted {counts['preemptions']:,}",
+            f" · cached {cached:.0%} of prompts · preempted {counts['preemptions']:,}, requeued {counts['requeues']:,}",
             width,
         ),
         _tail(snapshot["series"], width),
@@ -184,16 +206,16 @@ def _engines(snapshot: Snapshot, living: Sequence[Any], rows: int) -> list[Rende
         "right",
         "right",
         "right",
+        "right",
     )
     for justify in justifies:
         table.add_column(justify=justify, no_wrap=True)
-    table.add_row(
-        *(Text(name, style="bold") for name in ("engine", "state", "TP", "slots", "running", "queued", "KV", "steps"))
-    )
+    table.add_row(*(Text(name, style="bold") for name in _ENGINE_COLUMNS))
     # The busiest first: where something waits is where one looks.
     first = sorted(living, key=lambda e: (-(e["generating"] + e["queued"]), e["seat"]))[:rows]
     for engine in sorted(first, key=lambda e: e["seat"]):
-        running, slots = engine["generating"], engine["slots"]
+        slots = engine["slots"]
+        running = min(engine["generating"], slots)
         kv = engine["resident_tokens"] / engine["kv_capacity_tokens"] if engine["kv_capacity_tokens"] else None
         table.add_row(
             str(engine["seat"]),
@@ -201,6 +223,7 @@ def _engines(snapshot: Snapshot, living: Sequence[Any], rows: int) -> list[Rende
             str(engine["tp_degree"]),
             _meter(running, slots),
             f"{running}/{slots}",
+            str(engine["generating"] - running),
             Text(str(engine["queued"]), style="yellow" if engine["queued"] else ""),
             "-" if kv is None else f"{kv:.0%}",
             f"{engine['steps']:,}",
@@ -208,13 +231,13 @@ def _engines(snapshot: Snapshot, living: Sequence[Any], rows: int) -> list[Rende
     more = []
     if len(living) > rows:
         rest = [e for e in living if e not in first]
-        more.append(f"{len(rest)} more: {sum(e['generating'] for e in rest):,} running")
+        more.append(f"{len(rest)} more: {sum(min(e['generating'], e['slots']) for e in rest):,} running")
     if lost:
         more.append(f"{lost} lost")
     return [table, Text("  " + " · ".join(more), style="dim")] if more else [table]
 
 
-def _meter(running: int, slots: int, width: int = 12) -> Text:
+def _meter(running: int, slots: int, width: int = 8) -> Text:
     full = round(min(1.0, running / slots) * width) if slots else 0
     return Text("█" * full, style="green").append("·" * (width - full), style="dim")
 
@@ -230,12 +253,13 @@ def _longest(snapshot: Snapshot, rows: int, width: int) -> list[RenderableType]:
     for justify in justifies:
         table.add_column(justify=justify, no_wrap=True)
     head = ("most work", "phase", "engine", "steps", "tokens", "to come", "age")
+    names = {run["run_id"]: run["name"] or run["session"] for run in snapshot["runs"]}
     table.add_row(*(Text(name, style="bold") for name in head))
     seats = {engine["index"]: str(engine["seat"]) for engine in snapshot["engines"]}
     for lane in shown:
         remaining = lane["remaining_tokens"]
         table.add_row(
-            shortened(clean(lane["trajectory_id"]), name_width),
+            shortened(clean(_row_name(lane["trajectory_id"], names)), name_width),
             Text(lane["phase"], style=PHASE_STYLES.get(lane["phase"], "")),
             seats.get(lane["engine"], "-"),
             str(lane["steps"]),
@@ -245,6 +269,12 @@ def _longest(snapshot: Snapshot, rows: int, width: int) -> list[RenderableType]:
         )
     rest = live - len(shown)
     return [table, Text(f"  {rest:,} more live", style="dim")] if rest > 0 else [table]
+
+
+def _row_name(trajectory_id: str, names: Mapping[str, str]) -> str:
+    """The id behind the name of its run, where there are several."""
+    run_id, own = plain_name(trajectory_id)
+    return f"{names.get(run_id, run_id)}: {own}" if len(names) > 1 else own
 
 
 def _actions(snapshot: Snapshot, width: int) -> list[Text]:
@@ -277,8 +307,8 @@ def _failures(failures: Sequence[Any], width: int) -> list[Text]:
 def _moves(snapshot: Snapshot, width: int) -> list[Text]:
     return [
         _line(
-            f"moves by {move['kind']}: {move['started']:,} started, {move['running']} run, {move['failed']:,} failed,"
-            f" steps waited {move['exposed_s']:.1f} s",
+            f"moves by {move['kind']}: {move['started']:,} started ({move['from_leaving']:,} from engines that leave), "
+            f"{move['running']} run, {move['failed']:,} failed, steps waited {move['exposed_s']:.1f} s",
             width,
         )
         for move in snapshot["moves"]

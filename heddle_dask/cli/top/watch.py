@@ -14,12 +14,12 @@ from typing import Any
 
 from distributed.core import rpc
 from distributed.security import Security
-from rich.console import Console
 from rich.live import Live
 
 from heddle_dask.cli.cluster_choice import TlsFiles, check_address
 from heddle_dask.cli.one_line import one_line
 from heddle_dask.cli.rollout.run_logs import logs_path
+from heddle_dask.cli.safe_console import SafeConsole
 from heddle_dask.cli.shared_options import print_json
 from heddle_dask.cli.stored_run import RUNS
 from heddle_dask.cli.top.screen import WIDTH, screen
@@ -35,10 +35,11 @@ _ONCE_LINES = 40
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Address of a scheduler, and what a client of it needs."""
+    """Address of a scheduler, what a client of it needs, and the run that is looked at; empty: all."""
 
     address: str
     security: Security
+    run: str = ""
 
 
 def place_of(
@@ -48,6 +49,7 @@ def place_of(
     ca_file: Path | None,
     cert: Path | None,
     key: Path | None,
+    only: str = "",
 ) -> Place:
     """The scheduler that was asked for."""
     if scheduler is not None:
@@ -63,7 +65,7 @@ def place_of(
         raise BadInput(f"{address} is no address of a scheduler ({error}): use tcp://HOST:8786") from None
     told = (connection.tls_ca_file, connection.tls_cert, connection.tls_key)
     files = (given or (Path(path) if path else None) for given, path in zip((ca_file, cert, key), told, strict=True))
-    return Place(address, TlsFiles(*files).security(address))
+    return Place(address, TlsFiles(*files).security(address), only)
 
 
 def _of_run(run: Path | None) -> Path:
@@ -107,16 +109,19 @@ async def _watch(place: Place, interval_s: float, once: bool, as_json: bool) -> 
     # The only way to end it, so no failure: the screen is given back by the contexts below.
     with contextlib.suppress(asyncio.CancelledError):
         async with rpc(place.address, timeout=CONNECT_TIMEOUT_S, connection_args=arguments) as scheduler:
-            first = await _first(scheduler, place.address)
+            first = await _first(scheduler, place)
             if once or as_json:
-                await _print(scheduler, place.address, first, interval_s, once, as_json)
+                await _print(scheduler, place, first, interval_s, once, as_json)
             else:
-                await _draw(scheduler, place.address, first, interval_s)
+                await _draw(scheduler, place, first, interval_s)
 
 
-async def _first(scheduler: Any, address: str) -> Mapping[str, Any]:
+async def _first(scheduler: Any, place: Place) -> Mapping[str, Any]:
+    address = place.address
     try:
-        answer = await asyncio.wait_for(ask_over(scheduler, GetSnapshot()), CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S)
+        answer = await asyncio.wait_for(
+            ask_over(scheduler, GetSnapshot(place.run)), CONNECT_TIMEOUT_S + ANSWER_TIMEOUT_S
+        )
     except (OSError, TimeoutError) as error:
         said = str(error).strip().splitlines()
         raise BadInput(
@@ -128,11 +133,13 @@ async def _first(scheduler: Any, address: str) -> Mapping[str, Any]:
             f"the Dask scheduler at {address} has no heddle plugin: start it with `--preload "
             "heddle_dask.preload.scheduler`, or wait until a rollout has registered it"
         ) from None
+    if "counts" not in answer.snapshot:
+        raise BadInput(f"no run {place.run!r} is open there: {', '.join(answer.snapshot['runs']) or 'none is'}")
     return answer.snapshot
 
 
 async def _pictures(
-    scheduler: Any, address: str, first: Mapping[str, Any], interval_s: float
+    scheduler: Any, place: Place, first: Mapping[str, Any], interval_s: float
 ) -> AsyncIterator[tuple[Mapping[str, Any], str]]:
     """Snapshots, and a note about the connection, until the scheduler is gone."""
     snapshot, note = first, ""
@@ -142,8 +149,9 @@ async def _pictures(
         await asyncio.sleep(max(0.0, asked_s + interval_s - time.monotonic()))
         asked_s = time.monotonic()
         try:
-            snapshot = (await asyncio.wait_for(ask_over(scheduler, GetSnapshot()), ANSWER_TIMEOUT_S)).snapshot
-            note = ""
+            latest = await asyncio.wait_for(ask_over(scheduler, GetSnapshot(place.run)), ANSWER_TIMEOUT_S)
+            note = "" if "counts" in latest.snapshot else f"run {place.run} has ended; what you see is old"
+            snapshot = latest.snapshot if not note else snapshot
         except TimeoutError:
             note = "the scheduler does not answer; what you see is old"
         except (OSError, RuntimeError):
@@ -151,24 +159,24 @@ async def _pictures(
 
 
 async def _print(
-    scheduler: Any, address: str, first: Mapping[str, Any], interval_s: float, once: bool, as_json: bool
+    scheduler: Any, place: Place, first: Mapping[str, Any], interval_s: float, once: bool, as_json: bool
 ) -> None:
-    async for snapshot, _ in _pictures(scheduler, address, first, interval_s):
+    async for snapshot, _ in _pictures(scheduler, place, first, interval_s):
         if as_json:
             print_json(snapshot)
         else:
-            console = Console()
+            console = SafeConsole()
             # At most as wide as a line that a person reads; a file or a pipe is 80 columns wide.
             console.print(screen(snapshot, _ONCE_LINES, min(console.width, 120)))
         if once:
             return
-    one_line(f"the scheduler at {address} has ended")
+    one_line(f"the scheduler at {place.address} has ended")
 
 
-async def _draw(scheduler: Any, address: str, first: Mapping[str, Any], interval_s: float) -> None:
-    console = Console()
+async def _draw(scheduler: Any, place: Place, first: Mapping[str, Any], interval_s: float) -> None:
+    console = SafeConsole()
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
-        async for snapshot, note in _pictures(scheduler, address, first, interval_s):
+        async for snapshot, note in _pictures(scheduler, place, first, interval_s):
             width = min(console.width, max(WIDTH, 120))
             live.update(screen(snapshot, console.height, width, note), refresh=True)
-    one_line(f"the scheduler at {address} has ended")
+    one_line(f"the scheduler at {place.address} has ended")

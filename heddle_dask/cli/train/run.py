@@ -11,7 +11,6 @@ from dataclasses import replace
 from uuid import uuid4
 
 from distributed import Client
-from rich.console import Console
 
 from heddle_dask.apis.rewarded import rewarded
 from heddle_dask.cli.cluster_choice import workers_joined
@@ -19,6 +18,7 @@ from heddle_dask.cli.one_line import EXIT_FAILED, one_line
 from heddle_dask.cli.rollout.parsed_options import asked_strategy
 from heddle_dask.cli.rollout.progress import ProgressDisplay
 from heddle_dask.cli.rollout.run import Outcome, RolloutRun, prepare_process
+from heddle_dask.cli.safe_console import SafeConsole
 from heddle_dask.cli.show.training_report import show_training
 from heddle_dask.cli.train.order import TrainOrder, check_out_parent
 from heddle_dask.engines.model_services.spec import ServiceFailed
@@ -56,7 +56,7 @@ _HELD_OUT_SEED = 1_000_003
 
 def run_training(order: TrainOrder, *, to_stderr: bool) -> Outcome:
     """Train; prints progress on stderr and the tables on stdout, or on stderr too."""
-    run = TrainRun(order, ProgressDisplay(Console(stderr=True)))
+    run = TrainRun(order, ProgressDisplay(SafeConsole(stderr=True)))
     prepare_process()
     try:
         exit_code = asyncio.run(run.run())
@@ -156,6 +156,7 @@ class TrainRun(RolloutRun):
         rollout = self._make(client)
         if self.is_local:
             await workers_joined(client, self.shape)
+        self._say_where_to_look(client)
         opened = await self._opened(client)
         try:
             async with rollout, AsyncExitStack() as stack:

@@ -450,6 +450,8 @@ class Rollout:
             staleness=None if plan is None else plan.staleness,
             weights=WeightUpdatePolicy() if plan is None else plan.weights,
             silence_s=self._patience.silence_s,
+            name=self.environment.name if self._output is None else self._output.name,
+            environment=self.environment.name,
         )
         self._session = await OpenSession.claim(
             self.client,

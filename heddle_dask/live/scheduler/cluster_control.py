@@ -28,7 +28,8 @@ from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.scheduler.snapshot_feed import WatchedSession
 from heddle_dask.live.wire.driver_messages import DeclaredService
 from heddle_dask.strategies.described import strategies_of_description
-from heddle_dask.views.history.run_snapshot import RunShare
+from heddle_dask.views.history.lanes import RunTotals
+from heddle_dask.views.history.run_shares import RunShare
 
 F = TypeVar("F", bound=Callable[..., None])
 
@@ -230,18 +231,28 @@ class ClusterControl:
         """What views show of the open sessions."""
         records = self.controller.state.runs
         sessions = [(each, records[run_id]) for run_id, each in self._sessions.items() if run_id in records]
-        return tuple(
-            RunShare(
-                session.session_id,
-                session.run.strategy,
-                session.run.weight,
-                record.alive,
-                len(record.unadmitted),
-                record.held,
-                record.sampled_tokens,
+        seen = {} if self.watched is None else self.watched.history.runs
+        shares = []
+        for session, record in sessions:
+            totals = seen.get(session.run.run_id) or RunTotals()
+            shares.append(
+                RunShare(
+                    session.session_id,
+                    session.run.strategy,
+                    session.run.weight,
+                    record.alive,
+                    len(record.unadmitted),
+                    record.held,
+                    record.sampled_tokens,
+                    session.run.run_id,
+                    session.name,
+                    session.environment,
+                    totals.submitted,
+                    dict(totals.ended),
+                    totals.rewards.view(),
+                )
             )
-            for session, record in sessions
-        )
+        return tuple(shares)
 
     def stop(self, reason: str) -> None:
         """End all sessions for a reason (one line) that their drivers are told."""

@@ -106,6 +106,8 @@ def _of_session(snapshot: RunSnapshot) -> Iterator[Metric]:
     yield _counter("prompt_tokens", "Tokens of the contexts that engines were sent.", counts.prompt_tokens)
     yield _counter("cached_tokens", "Those that were in the engine's prefix cache.", counts.cached_tokens)
     yield _counter("preemptions", "Steps stopped for more urgent ones.", counts.preemptions)
+    yield _counter("requeues", "Steps that waited again: lost or draining engines, work stealing.", counts.requeues)
+    yield from _of_rewards(snapshot)
     failures: Counter[tuple[str, str]] = Counter()
     for failure in snapshot.failures:
         cause = failure.cause if _CLASS.fullmatch(failure.cause) else OTHER
@@ -114,6 +116,21 @@ def _of_session(snapshot: RunSnapshot) -> Iterator[Metric]:
     for labels, number in failures.items():
         family.add_metric(labels, number)
     yield family
+
+
+def _of_rewards(snapshot: RunSnapshot) -> Iterator[Metric]:
+    """By name of the run, with those that are open; of the only or latest one before its rewards are known: none."""
+    rewards = {run.name or run.session: run.rewards for run in snapshot.runs} or {snapshot.name: snapshot.rewards}
+    known = {name: each for name, each in rewards.items() if each.known}
+    yield _counters("rewards", "Rewards that are known.", "run", {n: r.known for n, r in known.items()})
+    for name, text, field in (
+        ("reward_mean", "Mean of the known rewards.", "mean"),
+        ("reward_spread", "Their standard deviation.", "spread"),
+        ("reward_solved_share", "Share of the known rewards that are 1 or more.", "solved_share"),
+        ("reward_flat_group_share", "Share of groups whose rewards are all equal.", "flat_share"),
+    ):
+        values = {n: value for n, r in known.items() if (value := getattr(r, field)) is not None}
+        yield _gauges(name, text, "run", values)
 
 
 def _of_runs(snapshot: RunSnapshot) -> Iterator[Metric]:
@@ -170,6 +187,7 @@ def _of_moves(snapshot: RunSnapshot) -> Iterator[Metric]:
     moves = {move.kind: move for move in snapshot.moves}
     for name, text, field in (
         ("moves_started", "Moves of contexts started.", "started"),
+        ("moves_from_leaving", "Those of them from an engine that drains or is lost.", "from_leaving"),
         ("moves_failed", "Moves failed.", "failed"),
         ("moved_tokens", "Tokens of moved contexts.", "tokens"),
         ("move_seconds", "Seconds of moves.", "seconds"),

@@ -53,6 +53,7 @@ from heddle_dask.live.wire.transport import Done, FaultReport, Handlers, ask_wor
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.known import KnownWork
 from heddle_dask.strategies.described import cost_text, strategies_of_description
+from heddle_dask.views.history.history_pictures import picture_of_run
 
 PLUGIN_NAME = "heddle"
 F = TypeVar("F", bound=Callable[..., None])
@@ -180,11 +181,14 @@ class HeddleScheduler(SchedulerPlugin):
         if control is None:
             self._left.clear()
             control = ClusterControl(request.session, strategies, request.retries)
-            control.watched = self.snapshots.watch(request.session, request.strategy, control.now)
+            control.watched = self.snapshots.watch(
+                request.session, request.strategy, control.now, request.name, request.environment
+            )
             control.watched.runs = control.shares
             self._control = control
         run = replace(run, run_id=control.next_run())
         session = Session(request.session, request.client_id, control.controller, control.now, run, request.silence_s)
+        session.name, session.environment = request.name, request.environment
         events = SessionEvents(
             self.scheduler,
             control,
@@ -278,7 +282,12 @@ class HeddleScheduler(SchedulerPlugin):
 
     async def snapshot(self, request: cluster.GetSnapshot) -> cluster.CurrentSnapshot:
         """The picture of this interval."""
-        return cluster.CurrentSnapshot(self.snapshots.latest_json())
+        if not request.run:
+            return cluster.CurrentSnapshot(self.snapshots.latest_json())
+        try:
+            return cluster.CurrentSnapshot(picture_of_run(self.snapshots.latest(), request.run).as_json())
+        except KeyError:
+            return cluster.CurrentSnapshot({"runs": [run.name or run.session for run in self.snapshots.latest().runs]})
 
     async def own_engines(self, request: driver.OwnEngines) -> Done:
         """The engines belong to the driver of this session from now on, or end."""

@@ -57,6 +57,7 @@ class Session:
         self.stopped = ""
         self.predictions: Predictions | None = None
         self.on_close: list[Callable[[], None]] = []  # what else ends with the session; may be called twice
+        self.name = self.environment = ""  # for people
         self._history: SpoolReader | None = None
         # Model services that the runs on the cluster have declared, as their hosts are told of them, by name.
         self.services: dict[str, Mapping[str, Any]] = {}

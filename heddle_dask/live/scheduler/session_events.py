@@ -161,7 +161,7 @@ class SessionEvents:
                 self.session.predictions.ended(known, status)
             if self.control.watched is not None:
                 history = self.control.watched.history
-                history.name_cause(self.session.names.of(trajectory_id), ended.cause)
+                history.tell_end(self.session.names.of(trajectory_id), ended.cause, ended.reward)
             self._feed(ended.event)
 
     # -- of drivers and workers --------------------------------------------------------------------

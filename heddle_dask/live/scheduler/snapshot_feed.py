@@ -21,7 +21,8 @@ from heddle_dask.core.events import Event
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.views.history.history_pictures import PictureLimits, picture_of
 from heddle_dask.views.history.run_history import RunHistory
-from heddle_dask.views.history.run_snapshot import EngineView, PoolView, RunShare, RunSnapshot
+from heddle_dask.views.history.run_shares import RunShare
+from heddle_dask.views.history.run_snapshot import EngineView, PoolView, RunSnapshot
 
 INTERVAL_S: Final = 1.0
 # Who asks once per interval asks now and then a little early, and must not see every second picture only.
@@ -36,8 +37,12 @@ class WatchedSession:
     A defect here must not stop a rollout: after a failure, which is logged, the history stays as it was.
     """
 
-    def __init__(self, session_id: str, strategy: str, clock_s: Callable[[], float]) -> None:
+    def __init__(
+        self, session_id: str, strategy: str, clock_s: Callable[[], float], name: str = "", environment: str = ""
+    ) -> None:
         self.session_id = session_id
+        self.name = name
+        self.environment = environment
         self.strategy = strategy
         self.history = RunHistory()
         self.is_open = True
@@ -93,10 +98,12 @@ class SnapshotFeed:
         self._latest_at_s = 0.0
         self._json: dict[str, Any] | None = None
 
-    def watch(self, session_id: str, strategy: str, clock_s: Callable[[], float]) -> WatchedSession:
+    def watch(
+        self, session_id: str, strategy: str, clock_s: Callable[[], float], name: str = "", environment: str = ""
+    ) -> WatchedSession:
         """Begin the history of a new session, in place of the one before."""
         self._watched.close()
-        self._watched = WatchedSession(session_id, strategy, clock_s)
+        self._watched = WatchedSession(session_id, strategy, clock_s, name, environment)
         self._latest = None
         return self._watched
 
@@ -131,13 +138,16 @@ class SnapshotFeed:
             is_open=watched.is_open,
             strategy=watched.strategy,
             now_s=watched.now_s,
+            name=watched.name,
+            environment=watched.environment,
+            runs=watched.runs() if watched.is_open else (),
             lines_missing=watched.lines_missing,
             taken_unix_s=time.time(),
             heddle_version=self._version,
             limits=self._limits,
         )
         if watched.is_open:
-            return replace(snapshot, runs=watched.runs())
+            return snapshot
         # No session is told of engines and hosts now: those of the registry are there.
         return replace(snapshot, engines=self._engines(), pools=self._pools())
 

@@ -140,6 +140,8 @@ class CurrentSnapshot(Message):
 
 @dataclass(frozen=True, slots=True)
 class GetSnapshot(Request[CurrentSnapshot]):
-    """What does a person see of the cluster now? Without prompts and tokens."""
+    """What does a person see of the cluster now? Without prompts and tokens; `run`: of one run, by name or session."""
 
     op: ClassVar[str] = "heddle_get_snapshot"
+
+    run: str = ""

@@ -126,6 +126,8 @@ class StartSession(Request[Done]):
     # How engines go over to the weights that it trains.
     weights: WeightUpdatePolicy = field(default_factory=WeightUpdatePolicy)
     silence_s: float = 60.0  # a worker that is silent for so long is lost
+    name: str = ""  # for people: of its output, else of its environment
+    environment: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,11 +195,12 @@ class SubmitTrajectories(Request[Done]):
 
 @dataclass(frozen=True, slots=True)
 class EndedTrajectory(WireValue):
-    """The program of a trajectory has ended; `piggybacked_end` as in `messages.Submission`."""
+    """The program of a trajectory has ended; `reward` is None when unknown, `piggybacked_end` as in `Submission`."""
 
     event: TrajectoryEnded
     cause: str = ""
     piggybacked_end: StepDelivered | None = None
+    reward: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,9 +31,10 @@ _CHARTED: Final = ("generating", "queued", "resident")
 
 @dataclass(slots=True)
 class MoveCounts:
-    """Totals of the moves of one kind, as `core.migrations.MoveTotals`."""
+    """Totals of the moves of one kind, as `core.migrations.MoveTotals`; `from_leaving`: as in `MoveView`."""
 
     started: int = 0
+    from_leaving: int = 0
     running: int = 0
     failed: int = 0
     tokens: int = 0
@@ -56,6 +57,7 @@ class EngineHistory:
         self._failures = failures
         self.rows: dict[str, EngineRow] = {}
         self.joined_count = 0
+        self.stranded_steps = 0  # steps that waited again because their engine was lost
         self._lost: deque[str] = deque()
         self.moving: dict[TrajectoryId, OpenMove] = {}
         self.moves: dict[str, MoveCounts] = {}
@@ -137,6 +139,7 @@ class EngineHistory:
         for lane in self._lanes.values():
             if event.stranded and lane.engine is row:
                 lane.engine, lane.generating = None, False
+                self.stranded_steps += 1
                 self._enter(lane, LLM_QUEUE, event.at)
             if lane.home is row:
                 lane.has_kv = False
@@ -163,7 +166,9 @@ class EngineHistory:
             command.trajectory_id, command.source_engine_id, command.target_engine_id, command.kind, at
         )
         counts = self.moves.setdefault(command.kind, MoveCounts())
+        source = self.rows.get(command.source_engine_id)
         counts.started += 1
+        counts.from_leaving += source is None or source.state != "ready"
         counts.running += 1
         lane = self._lanes.get(command.trajectory_id)
         if lane is not None:

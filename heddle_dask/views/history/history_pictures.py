@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
 
+from heddle_dask.core.ids import RunId
+from heddle_dask.core.run_record import plain_name
 from heddle_dask.views.history.action_history import OTHER_LABEL
 from heddle_dask.views.history.lanes import Lane
 from heddle_dask.views.history.phases import LLM_QUEUE, MIGRATION, PHASES
 from heddle_dask.views.history.run_history import RunHistory
+from heddle_dask.views.history.run_shares import RunShare
 from heddle_dask.views.history.run_snapshot import (
     SNAPSHOT_FORMAT,
     ActionView,
@@ -41,6 +44,9 @@ def picture_of(
     is_open: bool,
     strategy: str,
     now_s: float,
+    name: str = "",
+    environment: str = "",
+    runs: tuple[RunShare, ...] = (),
     lines_missing: int = 0,
     taken_unix_s: float = 0.0,
     heddle_version: str = "",
@@ -71,6 +77,43 @@ def picture_of(
         lengths_seen=history.lengths.seen,
         lines_missing=lines_missing,
         training=history.training.view(),
+        runs=runs,
+        name=name,
+        environment=environment,
+        rewards=history.rewards.view(),
+    )
+
+
+def picture_of_run(picture: RunSnapshot, name: str) -> RunSnapshot:
+    """The picture with the trajectories of one open run alone, by its name or session; engines and pools of all.
+
+    Raises
+    ------
+    KeyError
+        No open run has that name.
+    """
+    mine = [run for run in picture.runs if name in (run.name, run.session)]
+    if not mine:
+        raise KeyError(name)
+    ids = {run.run_id for run in mine}
+
+    def of_mine(all_of_them: tuple[TrajectoryView, ...]) -> tuple[TrajectoryView, ...]:
+        return tuple(each for each in all_of_them if plain_name(each.trajectory_id)[0] in ids)
+
+    counts = replace(
+        picture.counts,
+        submitted=sum(run.submitted for run in mine),
+        live=sum(run.live for run in mine),
+        ended=dict(sum((Counter(run.ended) for run in mine), Counter())),
+    )
+    return replace(
+        picture,
+        counts=counts,
+        longest=of_mine(picture.longest),
+        latest_ended=of_mine(picture.latest_ended),
+        runs=tuple(mine),
+        rewards=mine[0].rewards,
+        only=name,
     )
 
 
@@ -87,6 +130,7 @@ def counts_of(history: RunHistory) -> RunCounts:
         cached_tokens=history.cached_tokens,
         prompt_tokens=history.prompt_tokens,
         preemptions=history.preemptions,
+        requeues=history.requeues,
         phase_seconds=dict(zip(PHASES, history.phase_seconds, strict=True)),
     )
 
@@ -174,9 +218,16 @@ def series_of(history: RunHistory) -> RunSeries:
 
 
 def longest_of(history: RunHistory, most: int, segments: int) -> tuple[TrajectoryView, ...]:
-    """Live trajectories with most work, generated and predicted; the earliest submitted first among equals."""
-    admitted = (lane for lane in history.lanes.values() if lane.admitted_s is not None)
-    chosen = heapq.nlargest(most, admitted, key=Lane.work_tokens)
+    """Live trajectories with most work, generated and predicted; the earliest submitted first among equals.
+
+    Of several runs, the longest of each in equal parts: each can be looked at alone.
+    """
+    admitted: dict[RunId, list[Lane]] = {}
+    for lane in history.lanes.values():
+        if lane.admitted_s is not None:
+            admitted.setdefault(plain_name(lane.trajectory_id)[0], []).append(lane)
+    parts = [heapq.nlargest(most // len(admitted), lanes, key=Lane.work_tokens) for lanes in admitted.values()]
+    chosen = sorted((lane for part in parts for lane in part), key=Lane.work_tokens, reverse=True)
     return tuple(trajectory_of(lane, history.at_s, segments) for lane in chosen)
 
 

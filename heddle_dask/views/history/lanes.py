@@ -6,11 +6,13 @@ Compact, because a session may have 10,000 live trajectories: a segment of a lan
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
 from heddle_dask.core.ids import ActionId, StepId, TrajectoryId
 from heddle_dask.views.history.phases import ADMISSION, PHASES
+from heddle_dask.views.history.reward_history import RewardTally
 
 _PHASE_BITS: Final = 4
 _PHASE_MASK: Final = (1 << _PHASE_BITS) - 1
@@ -70,6 +72,15 @@ class OpenMove:
     started_s: float
 
 
+@dataclass(slots=True, eq=False)
+class RunTotals:
+    """What one of the runs that share a controller has come to."""
+
+    submitted: int = 0
+    ended: Counter[str] = field(default_factory=Counter)
+    rewards: RewardTally = field(default_factory=RewardTally)
+
+
 class Lane:
     """One trajectory: what it does now, its seconds by phase, and the points at which its timeline changes.
 
@@ -112,6 +123,7 @@ class Lane:
         "remaining_tokens",
         "requested_s",
         "resumed",
+        "reward",
         "seconds",
         "since_s",
         "starts_s",
@@ -132,6 +144,7 @@ class Lane:
         self.ended_s: float | None = None
         self.status = ""
         self.cause = ""
+        self.reward: float | None = None
         self.phase = ADMISSION
         self.since_s = at
         self.requested_s = at

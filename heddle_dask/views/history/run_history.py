@@ -15,15 +15,16 @@ from typing import Any, Final
 
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
-from heddle_dask.core.commands import PREEMPTED_FOR
-from heddle_dask.core.ids import TrajectoryId
+from heddle_dask.core.commands import PREEMPTED_FOR, REQUEUED
+from heddle_dask.core.ids import RunId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.core.run_record import plain_name
 from heddle_dask.views.history.action_history import ActionHistory
 from heddle_dask.views.history.bounded import FailureTally, HistoryLimits, LengthSample, ThinnedSeries
 from heddle_dask.views.history.engine_history import EngineHistory
-from heddle_dask.views.history.lanes import Lane
+from heddle_dask.views.history.lanes import Lane, RunTotals
 from heddle_dask.views.history.phases import ADMISSION, DRIVER, GENERATING, LLM_QUEUE, MIGRATION, PHASES
+from heddle_dask.views.history.reward_history import RewardTally
 from heddle_dask.views.history.run_snapshot import LengthPair
 from heddle_dask.views.history.training_history import TrainingHistory
 
@@ -72,6 +73,9 @@ class RunHistory:
         self.cached_tokens = 0
         self.prompt_tokens = 0
         self.preemptions = 0
+        self._requeues = 0
+        self.rewards = RewardTally()
+        self.runs: dict[RunId, RunTotals] = {}
         self.failures = FailureTally()
         self.lengths = LengthSample(self.limits.lengths)
         self.series: ThinnedSeries[Any] = ThinnedSeries(self.limits.samples, self.limits.sample_interval_s)
@@ -134,11 +138,11 @@ class RunHistory:
         if at >= self.series.next_s:
             self._sample(at)
 
-    def name_cause(self, trajectory_id: TrajectoryId, cause: str) -> None:
-        """Why the trajectory is about to end, which its event does not tell."""
+    def tell_end(self, trajectory_id: TrajectoryId, cause: str, reward: float | None) -> None:
+        """Why the trajectory is about to end, and its reward, which its event does not tell."""
         lane = self.lanes.get(trajectory_id)
         if lane is not None:
-            lane.cause = cause
+            lane.cause, lane.reward = cause, reward
 
     @property
     def live(self) -> int:
@@ -179,7 +183,12 @@ class RunHistory:
         self.lanes[spec.trajectory_id] = lane
         self.by_phase[ADMISSION] += 1
         self.submitted += 1
+        self.run_of(spec.trajectory_id).submitted += 1
         return lane
+
+    def run_of(self, trajectory_id: TrajectoryId) -> RunTotals:
+        """The totals of its run."""
+        return self.runs.setdefault(plain_name(trajectory_id)[0], RunTotals())
 
     def _forked(self, event: ev.TrajectoryForked) -> None:
         if event.parent not in self.lanes:
@@ -198,6 +207,7 @@ class RunHistory:
     def _run_ended(self, event: ev.RunEnded) -> None:
         for name in [name for name in self.lanes if plain_name(name)[0] == event.run_id]:
             self._ended(ev.TrajectoryEnded(event.at, name, "aborted"))
+        self.runs.pop(event.run_id, None)
 
     def _program_ended(self, event: ev.ProgramEnded) -> None:
         lane = self.lanes.get(event.trajectory_id)
@@ -223,6 +233,11 @@ class RunHistory:
         lane.ended_s, lane.status = at, event.status
         self.ended[event.status] += 1
         self.ended_count += 1
+        run = self.run_of(event.trajectory_id)
+        run.ended[event.status] += 1
+        if not lane.parent:  # a branch has no reward of its own
+            for tally in (self.rewards, run.rewards):
+                tally.add(lane.group_id, lane.reward)
         self.actions.lane_ended(lane)
         self.ended_lanes.append(lane)
         if event.status != "completed":
@@ -342,6 +357,13 @@ class RunHistory:
             lane = self.lanes.get(command.step_id.trajectory_id)
             if lane is not None:
                 lane.preemptions += 1
+        elif command.reason.startswith(REQUEUED):
+            self._requeues += 1
+
+    @property
+    def requeues(self) -> int:
+        """Steps that went back to the queue for no decision of the strategy."""
+        return self._requeues + self.engines.stranded_steps
 
     def _step_given_up(self, command: cmd.GiveUpStep, at: float) -> None:
         self.failures.count("step", command.cause, at)

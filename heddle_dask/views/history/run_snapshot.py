@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
+
+from heddle_dask.views.history.reward_history import RewardView
+from heddle_dask.views.history.run_shares import RunShare, title_of
 
 SNAPSHOT_FORMAT = 1
 """Raised when a field changes its meaning."""
@@ -106,10 +109,14 @@ class FailureView:
 
 @dataclass(frozen=True, slots=True)
 class MoveView:
-    """Moves of one kind (``transfer``, ``recompute``); `exposed_s`: seconds in which steps waited for them."""
+    """Moves of one kind (``transfer``, ``recompute``); `exposed_s`: seconds in which steps waited for them.
+
+    `from_leaving` of those that started left an engine that drains or is lost: no decision of the strategy.
+    """
 
     kind: str
     started: int
+    from_leaving: int
     running: int
     failed: int
     tokens: int
@@ -219,29 +226,6 @@ class RunSeries:
 
 
 @dataclass(frozen=True, slots=True)
-class RunShare:
-    """One of the open sessions, which share the cluster.
-
-    Attributes
-    ----------
-    weight
-        Its share of engines and pools, relative to that of the others.
-    live, not_admitted
-        Its trajectories that are admitted and have not ended, and those that wait for admission.
-    held
-        Its steps that wait for their turn at an engine.
-    """
-
-    session: str
-    strategy: str
-    weight: float
-    live: int
-    not_admitted: int
-    held: int
-    generated_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingPoint:
     """Figures of one training step, by the names of `metrics.jsonl`."""
 
@@ -291,6 +275,9 @@ class RunCounts:
         Steps that no engine was chosen for yet.
     preemptions
         Steps that were stopped for more urgent ones.
+    requeues
+        Steps that went back to the queue for another reason: their engine drains or is lost, an idle engine takes
+        them, or another run joins.
     phase_seconds
         Seconds of all trajectories in each phase, up to their latest change of phase.
     """
@@ -306,6 +293,7 @@ class RunCounts:
     prompt_tokens: int
     preemptions: int
     phase_seconds: Mapping[str, float]
+    requeues: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,6 +322,10 @@ class RunSnapshot:
         Events that the history could not take (0 unless it has failed).
     runs
         The sessions that are open now; the other figures are of all of them.
+    name, environment
+        Of the session with which the controller began.
+    only
+        The run whose trajectories these are (`history_pictures.picture_of_run`); empty: all.
     training
         None while nothing is trained.
     """
@@ -361,6 +353,17 @@ class RunSnapshot:
     lines_missing: int = 0
     runs: tuple[RunShare, ...] = ()
     training: TrainingView | None = None
+    name: str = ""
+    environment: str = ""
+    rewards: RewardView = field(default_factory=RewardView)
+    only: str = ""
+
+    @property
+    def title(self) -> str:
+        """Names of the open runs; of the latest one when none is."""
+        if self.runs:
+            return ", ".join(run.title for run in self.runs)
+        return title_of(self.name or self.session, self.environment)
 
     def as_json(self) -> dict[str, Any]:
         """JSON-able form; numbers that JSON does not have are null."""
@@ -370,7 +373,7 @@ class RunSnapshot:
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple):

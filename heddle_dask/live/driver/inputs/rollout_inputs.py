@@ -117,6 +117,12 @@ class Output:
         """
         return out if out is None or isinstance(out, Output) else cls(out)
 
+    @property
+    def name(self) -> str:
+        """Name of the run for people: that of its store; of the training whose store it is."""
+        stem = Path(self.path).stem
+        return Path(self.path).absolute().parent.name if stem == "rollout" else stem
+
 
 def given_or_default(name: str, kind: type[Value], value: Value | None) -> Value:
     """The value of a parameter; not given: that with all defaults.

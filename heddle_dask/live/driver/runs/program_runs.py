@@ -228,7 +228,7 @@ class ProgramRuns:
             asyncio.get_running_loop().call_soon(self._send_ended)
         end = self._services.submitter.take_piggybacked_end(trajectory_id)
         event = TrajectoryEnded(UNSTAMPED, trajectory_id, ending.status)
-        self._ended.append(EndedTrajectory(event, ending.cause, end))
+        self._ended.append(EndedTrajectory(event, ending.cause, end, ending.reward.value))
 
     def _send_ended(self) -> None:
         ended, self._ended = self._ended, []

@@ -105,6 +105,13 @@ def add_roots(doc: Any, roots: Iterable[Any]) -> None:
             doc.add_root(root)
 
 
+def argument(doc: Any, name: str) -> str:
+    """An argument of the page's address; empty without one."""
+    context = doc.session_context
+    values = [] if context is None else context.request.arguments.get(name, [])
+    return values[0].decode(errors="replace") if values else ""
+
+
 def update_every(doc: Any, component: Any, interval_ms: int) -> None:
     """Call ``component.update()`` every `interval_ms`, for as long as the tab is open."""
     from distributed.dashboard.components import add_periodic_callback

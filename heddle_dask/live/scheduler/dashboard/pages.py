@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -23,6 +24,7 @@ from heddle_dask.live.scheduler.dashboard.panels.moves import MovesPanel
 from heddle_dask.live.scheduler.dashboard.panels.timeline import TimelinePanel
 from heddle_dask.live.scheduler.dashboard.panels.training import TrainingPanel
 from heddle_dask.live.scheduler.dashboard.view import Views
+from heddle_dask.views.history.history_pictures import picture_of_run
 from heddle_dask.views.history.run_snapshot import RunSnapshot
 
 PANELS: tuple[type[Panel], ...] = (
@@ -42,15 +44,17 @@ LOOK_EVERY_MS = 250
 PLUGIN_NAME = "heddle"
 
 _log = logging.getLogger(__name__)
-# Of the latest snapshot of each scheduler, common to all tabs.
-_views: WeakKeyDictionary[Scheduler, Views] = WeakKeyDictionary()
+# Of the latest snapshot of each scheduler, common to all tabs; those of one run beside them, by its name.
+_views: WeakKeyDictionary[Scheduler, dict[str, Views]] = WeakKeyDictionary()
+_MOST_FILTERS = 16
 
 
 class OpenPage:
     """The panels of one tab, which always show the same snapshot."""
 
-    def __init__(self, scheduler: Scheduler, panels: Sequence[Panel]) -> None:
+    def __init__(self, scheduler: Scheduler, panels: Sequence[Panel], run: str = "") -> None:
         self.panels = panels
+        self._run = run  # name or session of the run that is looked at; empty: all
         self._scheduler = scheduler
         self._shown: RunSnapshot | None = None
         self._failed = False
@@ -70,16 +74,27 @@ class OpenPage:
         snapshot: RunSnapshot | None = None if plugin is None else plugin.snapshots.latest()
         if snapshot is None or snapshot is self._shown:
             return
-        views = _views.setdefault(self._scheduler, Views())
+        views, shown = _views_of(self._scheduler, self._run), snapshot
+        if self._run:
+            with contextlib.suppress(KeyError):  # it has ended: the page shows what there is
+                shown = picture_of_run(snapshot, self._run)
         # The first panel is the headline. It comes last: the offset there tells that all others have arrived.
         for panel in reversed(self.panels):
-            panel.show(views.of(type(panel).make, snapshot), snapshot)
+            panel.show(views.of(type(panel).make, shown), shown)
         self._shown = snapshot
 
 
+def _views_of(scheduler: Scheduler, run: str) -> Views:
+    of_runs = _views.setdefault(scheduler, {})
+    if run not in of_runs and len(of_runs) > _MOST_FILTERS:
+        del of_runs[next(iter(of_runs))]
+    return of_runs.setdefault(run, Views())
+
+
 def heddle_page(scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
-    """The page of the tab."""
-    page = OpenPage(scheduler, [panel() for panel in PANELS])
+    """The page of the tab; with ``?run=NAME`` that of one run."""
+    asked = dask.argument(doc, "run")
+    page = OpenPage(scheduler, [panel() for panel in PANELS], asked)
     _fill(doc, page)
     doc.title = "Dask: Heddle"
     doc.template = _template()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
 from heddle_dask.live.scheduler.dashboard import style
 from heddle_dask.live.scheduler.dashboard.panel import Panel
 from heddle_dask.live.scheduler.dashboard.view import View
 from heddle_dask.views.history.engine_history import LIVING
+from heddle_dask.views.history.reward_history import RewardView
 from heddle_dask.views.history.run_snapshot import RunSnapshot
 
 RATE_WINDOW_S = 10.0
@@ -36,6 +38,8 @@ def headline_view(snapshot: RunSnapshot) -> View:
     ended = sum(counts.ended.values())
     ready = [engine for engine in snapshot.engines if engine.state in LIVING]
     slots = sum(engine.slots for engine in ready)
+    running = sum(min(engine.generating, engine.slots) for engine in ready)
+    ahead = sum(engine.generating for engine in ready) - running
     lost = sum(engine.state == "lost" for engine in snapshot.engines)
     state = "open" if snapshot.is_open else "closed"
     others = {name: number for name, number in counts.ended.items() if name != "completed" and number}
@@ -50,15 +54,16 @@ def headline_view(snapshot: RunSnapshot) -> View:
             ", ".join(f"{style.count(n)} {name}" for name, n in sorted(others.items())),
         ),
         _tile(
-            "generating",
-            sum(e.generating for e in ready),
-            "steps at engines",
-            f"of {style.count(slots)} slots",
+            "running",
+            running,
+            "steps running",
+            f"of {style.count(slots)} slots{f', {style.count(ahead)} next' if ahead else ''}",
         ),
         _tile("queued", sum(e.queued for e in ready) + counts.steps_waiting, "queued"),
         _tile("steps", counts.steps, "steps finished"),
         _tile("tokens", counts.generated_tokens, "tokens", f"{style.short(tokens_per_s(snapshot))} tokens/s"),
         _tile("engines", len(ready), "engines", f"{style.count(lost)} lost" if lost else ""),
+        _reward_tile(snapshot.rewards),
     ]
     missing = (
         f' <span class="bad">{style.count(snapshot.lines_missing)} events are missing in these figures</span>'
@@ -66,8 +71,8 @@ def headline_view(snapshot: RunSnapshot) -> View:
         else ""
     )
     about = (
-        f'<div class="sub">session {style.escape(snapshot.session)} ({state}), strategy '
-        f"{style.escape(snapshot.strategy)}, {style.duration(snapshot.now_s)} since it began, journal offset "
+        f'<div class="sub">{style.escape(snapshot.title)}, session {style.escape(snapshot.session)} ({state}), '
+        f"strategy {style.escape(snapshot.strategy)}, {style.duration(snapshot.now_s)} since it began, journal offset "
         f'<b class="heddle-journal-offset" data-offset="{snapshot.journal_offset}">'
         f"{style.count(snapshot.journal_offset)}</b> events{missing}{_runs(snapshot)}</div>"
     )
@@ -76,14 +81,32 @@ def headline_view(snapshot: RunSnapshot) -> View:
 
 def _runs(snapshot: RunSnapshot) -> str:
     """The runs that share the cluster; nothing for one that is alone."""
+    if snapshot.only:
+        return '<br>trajectories of this run alone, engines and pools of all: <a href="?">all runs</a>'
     if len(snapshot.runs) < 2:
         return ""
     told = (
-        f"{style.escape(run.session)} (weight {run.weight:g}, live {style.count(run.live)}, held "
-        f"{style.count(run.held)}, {style.short(run.generated_tokens)} tokens)"
+        f'<a href="?run={quote(run.session)}">{style.escape(run.title)}</a> (weight {run.weight:g}, '
+        f"live {style.count(run.live)}, ended {style.count(sum(run.ended.values()))} of {style.count(run.submitted)}, "
+        f"held {style.count(run.held)}, {style.short(run.generated_tokens)} tokens"
+        f"{_after_comma(run.rewards.line())})"
         for run in snapshot.runs
     )
-    return f"<br>runs that share the cluster: {', '.join(told)}"
+    return f"<br>runs that share the cluster: {'; '.join(told)}"
+
+
+def _after_comma(text: str) -> str:
+    return f", {text}" if text else ""
+
+
+def _reward_tile(rewards: RewardView) -> str:
+    if rewards.mean is None:
+        return ""
+    _, _, more = rewards.line().partition(f"{rewards.mean:.3f} ")
+    return (
+        f'<span class="tile"><span class="n" data-figure="reward" data-value="{rewards.mean:.6g}">{rewards.mean:.3f}'
+        f'</span><span class="u">reward</span><span class="more">{style.escape(more)}</span></span>'
+    )
 
 
 def _tile(name: str, number: int, unit: str, more: str = "") -> str:

@@ -30,7 +30,9 @@ def moves_view(snapshot: RunSnapshot) -> View:
     }
     heading = (
         f'<span class="sub"><b>{style.count(started)}</b> moves started, <b>{style.count(running)}</b> running; '
-        f"<b>{style.count(preemptions)}</b> preemptions</span><div class='chips'>{_LEGEND}</div>"
+        f"<b>{style.count(preemptions)}</b> preemptions; not by the strategy: "
+        f"<b>{style.count(sum(each.from_leaving for each in moves))}</b> moves from engines that leave, "
+        f"<b>{style.count(snapshot.counts.requeues)}</b> steps queued again</span><div class='chips'>{_LEGEND}</div>"
     )
     if not started and not preemptions:
         why = "No move and no preemption yet." if snapshot.session else "No session is open."
