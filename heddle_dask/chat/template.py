@@ -4,7 +4,11 @@ History is never tokenised again. The first prompt is rendered completely (`Chat
 step adds only a bridge (`ChatTemplate.following`), taken from a dummy conversation: the text after the end token of the
 dummy's assistant turn. Every assumption about the template is checked and fails with `BadInput`.
 
-An assistant message that comes last is a prefill: the model continues it. Others are earlier turns, such as examples.
+An assistant message that comes last is a prefill: the model continues it. It stands where the template shows the
+content of an assistant, outside of a thinking block that the generation prompt opens. Others are earlier turns.
+
+Most formats end an assistant turn by a token of its own. In others (GLM) the marker of the next role ends it: the
+policy samples that marker, and what follows begins behind it.
 
 A delta is tokenised as one text, so that its tokens are those that the model was trained on. The contents are found in
 it by rendering the same messages once more with markers in their place: what stands between the markers is the
@@ -20,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, encodable_text
 
 Message = Mapping[str, str]
 TEMPLATE_TEXT = -1
@@ -104,6 +108,7 @@ def owners_of(offsets: Sequence[Span], spans: Sequence[Span]) -> list[int]:
 
 
 _REPLY = "Zq7 reply Zq7"  # stands for the sampled turn; no template text contains it
+_BEGUN = "Zq7 begun Zq7"  # stands for the beginning of a reply
 _THINKING_REPLY = f"<think>\nplan\n</think>\n\n{_REPLY}"
 _KEPT_TEMPLATES = 64
 # `ChatTemplate` sets these itself, or they would change what its methods return.
@@ -144,11 +149,10 @@ class ChatTemplate:
         added = tokenizer.added_tokens_decoder.values()
         special = {*tokenizer.all_special_tokens, *(str(t.content) for t in added if t.special)}
         self._special = sorted(special, key=lambda token: (-len(token), token))
-        self._end_text = self._find_end_text()
-        end_ids = [*self._encode(self._end_text), *more_end_ids]
-        if tokenizer.eos_token_id is not None:
-            end_ids.append(tokenizer.eos_token_id)
-        self.end_token_ids: tuple[int, ...] = tuple(dict.fromkeys(end_ids))
+        known = [*more_end_ids, *([] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id])]
+        # Empty: the marker of the next role ends a turn.
+        self._end_text = self._find_end_text(self._token_texts(known))
+        self.end_token_ids: tuple[int, ...] = tuple(dict.fromkeys([*self._encode(self._end_text), *known]))
         self.vocab_size = len(tokenizer)
 
     @classmethod
@@ -205,7 +209,11 @@ class ChatTemplate:
         """A whole conversation, as `render`, with the owner of each token."""
         return self._rendering(self._opening_text, self._clean(messages))
 
-    def following(self, messages: Sequence[Message], *, ended: bool) -> Rendering:
+    def bridge(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
+        """Token ids of what follows a sampled assistant turn, as `following`."""
+        return self.following(messages, ended=ended).token_ids
+
+    def following(self, messages: Sequence[Message], *, ended: bool, end_id: int | None = None) -> Rendering:
         """What follows a sampled assistant turn, to the end of the next generation prompt, with owners of tokens.
 
         Parameters
@@ -214,11 +222,17 @@ class ChatTemplate:
             The messages between the two turns; may be empty.
         ended
             True if the sampled turn contains its end token; else the text starts with it.
+        end_id
+            The token that ended it; None: the one that the format has before these messages. Where it is the marker of
+            another role than the next, what was sampled stays, and the marker of the next follows.
         """
+        ends = self.end_token_ids if end_id is None else (end_id,)
+        end_texts = [self._end_text] if self._end_text else self._token_texts(ends)
 
         def text_of(clean: Sequence[Message]) -> str:
             text = self._following_text(clean)
-            return text.removeprefix(self._end_text) if ended else text
+            found = [each for each in end_texts if text.startswith(each)] if ended else []
+            return text.removeprefix(found[0]) if found else text
 
         return self._rendering(text_of, self._clean(messages))
 
@@ -257,13 +271,22 @@ class ChatTemplate:
         if messages[-1]["role"] == "assistant":
             if len(messages) == 1:
                 raise BadInput("an assistant message needs a message before it that it answers")
-            return self._text(messages[:-1], prompt=True) + messages[-1]["content"]
+            text = self._text([*messages[:-1], {"role": "assistant", "content": _BEGUN}], prompt=False)
+            return self._before(text, _BEGUN, messages) + messages[-1]["content"]
         return self._text(messages, prompt=True)
 
     def _following_text(self, messages: Sequence[Message]) -> str:
         if messages and messages[-1]["role"] == "assistant":
-            return self._bridge_text(messages[:-1]) + messages[-1]["content"]
+            text = self._bridge_text([*messages[:-1], {"role": "assistant", "content": _BEGUN}], prompt=False)
+            return self._before(text, _BEGUN, messages) + messages[-1]["content"]
         return self._bridge_text(messages)
+
+    def _before(self, text: str, marker: str, messages: Sequence[Message]) -> str:
+        before, found, _ = text.partition(marker)
+        if not found:
+            roles = ", ".join(message["role"] for message in messages)
+            raise self._bad(f"does not show the last assistant message of: {roles}")
+        return before
 
     def _check_one(self, role: str, reply: str) -> None:
         answer: Message = {"role": role, "content": "answer"}
@@ -286,8 +309,8 @@ class ChatTemplate:
         if ids != self._encode(whole):
             raise self._bad(f"is tokenised otherwise in pieces when a {role} message follows")
 
-    def _find_end_text(self) -> str:
-        """The special token right after an assistant turn."""
+    def _find_end_text(self, known: Sequence[str]) -> str:
+        """The special token right after an assistant turn; empty where one of the `known` marks the next turn."""
         turn = [_QUESTION, {"role": "assistant", "content": _REPLY}]
         text = self._text(turn, prompt=False)
         if text.count(_REPLY) != 1:
@@ -298,11 +321,14 @@ class ChatTemplate:
         for token in self._special:
             if behind.startswith(token):
                 return str(token)
+        following = self._text([*turn, _QUESTION], prompt=True).partition(_REPLY)[2]
+        if any(following.startswith(token) for token in known):
+            return ""
         raise self._bad(f"puts no special token behind an assistant turn, but {behind[:20]!r}")
 
-    def _bridge_text(self, messages: Sequence[Message]) -> str:
+    def _bridge_text(self, messages: Sequence[Message], *, prompt: bool = True) -> str:
         turn: list[Message] = [_QUESTION, {"role": "assistant", "content": _REPLY}]
-        text = self._text([*turn, *messages], prompt=True)
+        text = self._text([*turn, *messages], prompt=prompt)
         _, found, behind = text.partition(_REPLY)
         if not found or not behind.startswith(self._end_text):
             roles = ", ".join(message["role"] for message in messages)
@@ -329,14 +355,18 @@ class ChatTemplate:
         return str(text)
 
     def _clean(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with special tokens in their contents made harmless: a tool's output must not end a turn."""
+        """The messages with contents that the tokenizer takes, in which no special token ends a turn."""
         return [{**message, "content": self._defuse(message["content"])} for message in messages]
 
     def _defuse(self, text: str) -> str:
+        text = encodable_text(text)
         for token in self._special:
             if token in text:
                 text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
+
+    def _token_texts(self, ids: Sequence[int]) -> list[str]:
+        return [str(text) for text in self._tokenizer.convert_ids_to_tokens(list(ids))]
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))

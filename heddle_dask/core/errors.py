@@ -76,6 +76,11 @@ def is_finite(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
 
 
+def encodable_text(text: str) -> str:
+    """The text with its lone surrogates as escapes: file names and outputs that are no UTF-8 have some."""
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
 def is_encodable(text: str) -> bool:
     """Whether messages and files can hold the text: a lone surrogate has no form in UTF-8."""
     try:

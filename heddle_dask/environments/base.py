@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, SupportsFloat
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.chat.reply_parts import answer_of
+from heddle_dask.core.errors import BadInput, encodable_text
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.environments.actions import ActionContext
 from heddle_dask.environments.program_sandbox import ProgramSandbox, sandbox_spec
@@ -22,6 +23,10 @@ from heddle_dask.sandbox.stateful.contract import SandboxSpec
 
 Role = Literal["system", "user", "assistant", "tool"]
 FinishReason = Literal["stop", "length"]
+CUT = "Your reply was cut at its limit of tokens: nothing of it counts. Reply in fewer tokens."
+"""The user message of shipped loops after a reply that its limit has cut."""
+NO_PROGRESS = "no_progress"
+"""The entry of `Context.metadata` by which a program gives up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,12 @@ class Task:
     message_tokens: int = 0
     max_steps: int = 0
 
+    def __post_init__(self) -> None:
+        for name in ("task_id", "prompt", "group", "domain"):
+            text = getattr(self, name)
+            if isinstance(text, str) and not text.isascii():
+                object.__setattr__(self, name, encodable_text(text))
+
 
 @dataclass(frozen=True, slots=True)
 class Reply:
@@ -76,6 +87,8 @@ class Reply:
         Seconds reported by the engine, including its own queue; NaN if it reports none.
     alternatives
         With ``generate(n=…)``, the replies of the forks: `n` - 1 of them.
+    thinking_opened
+        Whether the generation prompt ended with an opened thinking block.
     context
         The context in which this reply is the last step, to go on from. A copy that is pickled, such as an argument
         of `Context.call`, has None.
@@ -87,8 +100,14 @@ class Reply:
     finish_reason: FinishReason
     engine_s: float = float("nan")
     alternatives: tuple[Reply, ...] = ()
+    thinking_opened: bool = False
     # Typed for programs, whose replies all have one.
     context: Context = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
+
+    @property
+    def answer(self) -> str:
+        """What it says behind its thinking (``<think>…</think>``); empty while the thinking has no end."""
+        return answer_of(self.text, thinking_opened=self.thinking_opened)
 
     def __reduce__(self) -> tuple[type[Reply], tuple[Any, ...]]:
         values = (getattr(self, each.name) for each in fields(self) if each.name != "context")
@@ -227,7 +246,11 @@ class Context(ActionContext, Protocol):
 
     @property
     def metadata(self) -> dict[str, Any]:
-        """JSON-able facts that are stored with the trajectory; the program sets its entries."""
+        """JSON-able facts that are stored with the trajectory; the program sets its entries.
+
+        A program that gives up, since the model makes no progress, sets ``"no_progress"`` to a line that says why: the
+        trajectory is then truncated with the cause ``"no-progress"``, and keeps its reward.
+        """
 
     def fork(self) -> Context:
         """A second context with the same history, which goes on by itself: own messages, steps, tools and record.
@@ -264,7 +287,8 @@ class Context(ActionContext, Protocol):
         Raises
         ------
         BadInput
-            An unknown role, or a content that is no text (images are not supported).
+            An unknown role, a content that is no text (images are not supported), or the reply itself: the context
+            keeps each reply as it was sampled.
         """
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:

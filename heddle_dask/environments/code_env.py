@@ -12,10 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from heddle_dask.chat.tool_calls import format_call
 from heddle_dask.environments.base import ActionFailed, Context, Task
 from heddle_dask.environments.list_programs import Stage, draw_stages, run_stages
 from heddle_dask.environments.splits import SplitEnvironment, Tier, draw_tasks, problem_key
-from heddle_dask.environments.tool_agent import converse, format_call, text_argument
+from heddle_dask.environments.tool_agent import converse, text_argument
 from heddle_dask.sandbox.function_tests import run_function_tests
 from heddle_dask.sandbox.python_runner import run_python
 

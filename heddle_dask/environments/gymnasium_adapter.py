@@ -16,8 +16,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from heddle_dask.core.errors import BadInput, is_finite
-from heddle_dask.environments.base import Context, Task, environment_step
+from heddle_dask.core.errors import BadInput, check_count, is_finite
+from heddle_dask.environments.base import CUT, NO_PROGRESS, Context, Task, environment_step
 from heddle_dask.isolation.user_thread import UserThread
 
 _INTEGER = re.compile(r"-?\d+")
@@ -88,13 +88,16 @@ class GymnasiumEnvironment:
     instructions
         Opens the first message, before the first observation.
     parse
-        Turns a reply and the action space into an action; a ValueError goes to the model as text.
+        Turns the answer in a reply and the action space into an action; a ValueError goes to the model as text.
     describe
         Turns an observation into text. By default the rendering where the environment's
         ``render_mode`` is ``"ansi"``, else ``str``.
     timeout_s
         Seconds of one call of the environment; None: no limit. A call that takes longer is left on its thread, which
         does not keep the process alive.
+    useless_replies
+        Maximum number of replies in a row without an action; the trajectory then ends as truncated with the cause
+        ``"no-progress"``, and has the reward so far.
     """
 
     def __init__(
@@ -106,6 +109,7 @@ class GymnasiumEnvironment:
         parse: Parse = parse_action,
         describe: Callable[[Any], str] | None = None,
         timeout_s: float | None = CALL_S,
+        useless_replies: int = 8,
     ) -> None:
         if timeout_s is not None and not (is_finite(timeout_s) and timeout_s > 0):
             raise BadInput(f"gymnasium: timeout_s is {timeout_s!r}: use seconds above 0, or None")
@@ -115,6 +119,8 @@ class GymnasiumEnvironment:
         self._parse = parse
         self._describe = describe
         self._timeout_s = timeout_s
+        check_count("gymnasium: useless_replies", useless_replies)
+        self._useless_replies = useless_replies
 
     @property
     def name(self) -> str:
@@ -147,14 +153,21 @@ class GymnasiumEnvironment:
             opening = [self._instructions, task.prompt]
             opening.append(await thread.run("observation", self._text, environment, observation))
             ctx.append("user", "\n\n".join(part for part in opening if part))
-            reward = 0.0
+            reward, useless = 0.0, 0
             while not ctx.done:
+                if useless >= self._useless_replies:
+                    ctx.metadata[NO_PROGRESS] = f"{useless} replies in a row had no action"
+                    break
                 reply = await ctx.generate()
+                useless += 1
                 try:
-                    action = self._parse(reply.text, environment.action_space)
+                    if reply.finish_reason == "length":
+                        raise ValueError(CUT)
+                    action = self._parse(reply.answer, environment.action_space)
                 except ValueError as error:
                     ctx.append("user", str(error))
                     continue
+                useless = 0
                 step = await thread.run("step", environment.step, action)
                 observation, gained, terminated, truncated, _ = step
                 reward += float(gained)

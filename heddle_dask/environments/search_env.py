@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from heddle_dask.chat.tool_calls import format_call
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.corpus import Page, build_world, search_world
 from heddle_dask.environments.splits import SplitEnvironment, Tier, draw_tasks, problem_key
-from heddle_dask.environments.tool_agent import converse, format_call, text_argument
+from heddle_dask.environments.tool_agent import converse, text_argument
 
 SYSTEM = (
     "Answer the question with the tool search(query), one fact per search:\n"

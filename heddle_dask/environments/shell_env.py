@@ -15,12 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from heddle_dask.chat.tool_calls import format_call
 from heddle_dask.core.needs import Needs
 from heddle_dask.environments.base import ActionFailed, Context, Reward, Task
 from heddle_dask.environments.program_sandbox import ProgramSandbox
 from heddle_dask.environments.shell_repositories import REPORT, SUITE, draw_repository
 from heddle_dask.environments.splits import SplitEnvironment, Tier, draw_tasks, problem_key
-from heddle_dask.environments.tool_agent import LoopLimits, converse, format_call, text_argument
+from heddle_dask.environments.tool_agent import LoopLimits, converse, text_argument
 
 SYSTEM = (
     "Repair the Python package in the current directory. Use the tool shell(command):\n"

@@ -1,86 +1,19 @@
-"""Tool calls in the text of a chat model: the Hermes and Qwen form, read and written.
+"""The loop of an agent that calls tools and answers, for any chat model.
 
-A call is ``<tool_call>\n{"name": "python", "arguments": {"code": "print(1)"}}\n</tool_call>``. Reading
-never raises: an invalid call becomes a `MalformedCall` with a text for the model.
+Each reply of the model either calls tools (all are run in order, and their texts are returned as tool messages), or is
+final, or gets a reminder. Only what is behind its thinking counts, and nothing of a reply that its limit has cut. The
+loop is bounded by its own steps, by replies in a row of which nothing is usable, and by `ctx.done`. An error in a call
+is returned to the model as text; it never ends the trajectory.
 """
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from heddle_dask.environments.base import ActionFailed, Context
-
-OPEN = "<tool_call>"
-CLOSE = "</tool_call>"
-_BLOCK = re.compile(re.escape(OPEN) + r"(.*?)(" + re.escape(CLOSE) + r"|\Z)", re.DOTALL)
-
-
-@dataclass(frozen=True, slots=True)
-class ToolCall:
-    """One well-formed call: a tool's name and its arguments by name."""
-
-    name: str
-    arguments: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class MalformedCall:
-    """An invalid call; `reason` is one line addressed to the model."""
-
-    reason: str
-
-
-def format_call(name: str, arguments: Mapping[str, Any]) -> str:
-    """Text of a call in the form that `parse_calls` reads."""
-    body = json.dumps({"name": name, "arguments": dict(arguments)}, ensure_ascii=False)
-    return f"{OPEN}\n{body}\n{CLOSE}"
-
-
-def parse_calls(text: str) -> list[ToolCall | MalformedCall]:
-    """All calls in a reply, in order; empty if there is none."""
-    return [_parse_block(match[1], closed=bool(match[2])) for match in _BLOCK.finditer(text)]
-
-
-def _parse_block(body: str, *, closed: bool) -> ToolCall | MalformedCall:
-    if not closed:
-        return MalformedCall(f"tool call without {CLOSE}")
-    call, reason = _load_object(body)
-    if call is None:
-        return MalformedCall(f"tool call is not JSON: {reason}")
-    name = call.get("name")
-    if not isinstance(name, str) or not name:
-        return MalformedCall('tool call needs a "name"')
-    arguments = call.get("arguments", {})
-    if isinstance(arguments, str):
-        # Some models write the arguments as a JSON string, as in OpenAI's API.
-        arguments, _ = _load_object(arguments)
-    if not isinstance(arguments, dict):
-        return MalformedCall('"arguments" must be a JSON object')
-    return ToolCall(name, arguments)
-
-
-def _load_object(body: str) -> tuple[dict[str, Any] | None, str]:
-    """The JSON object in `body`, or None and the reason."""
-    try:
-        # strict=False: models often write code with bare line breaks inside the string.
-        value = json.loads(body, strict=False)
-    except json.JSONDecodeError as error:
-        return None, f"{error.msg} at {error.pos}"
-    except (RecursionError, ValueError):
-        return None, "too deep or too large"
-    return (value, "") if isinstance(value, dict) else (None, "not an object")
-
-
-# The loop of an agent that calls tools and answers, for any chat model.
-#
-# Each reply of the model either calls tools (all are run in order, and their texts are returned as tool messages), or
-# is final, or gets a reminder. The loop is bounded by its own steps and by `ctx.done`. An error in a call is returned
-# to the model as text; it never ends the trajectory.
-
+from heddle_dask.chat.tool_calls import MalformedCall, ToolCall, parse_calls
+from heddle_dask.environments.base import CUT, NO_PROGRESS, ActionFailed, Context
 
 Tool = Callable[[Mapping[str, Any]], Awaitable[str]]
 """Takes the arguments of a call and returns the text for the model."""
@@ -105,12 +38,16 @@ class LoopLimits:
     tool_text_chars
         Maximum number of characters of a tool text; of a longer one the end is kept, which has the error in a Python
         traceback.
+    useless_replies
+        Maximum number of replies in a row that call no tool that there is and are not final; the trajectory then ends
+        as truncated with the cause ``"no-progress"``.
     """
 
     max_steps: int = 24
     reply_tokens: int | None = None
     calls_per_reply: int = 4
     tool_text_chars: int = 400
+    useless_replies: int = 8
 
 
 def text_argument(arguments: Mapping[str, Any], name: str) -> str:
@@ -141,23 +78,32 @@ async def converse(
     Returns
     -------
     str or None
-        The final reply; None if steps or budget ran out first.
+        What the final reply says; None if steps, budget or patience ran out first.
     """
+    useless = 0
     for _ in range(limits.max_steps):
         if ctx.done:
             return None
+        if useless >= limits.useless_replies:
+            ctx.metadata[NO_PROGRESS] = f"{useless} replies in a row called no tool that there is and were not final"
+            return None
         reply = await ctx.generate(max_tokens=limits.reply_tokens)
-        calls = parse_calls(reply.text)
+        useless += 1
+        if reply.finish_reason == "length":
+            ctx.append("user", CUT)
+            continue
+        calls = parse_calls(reply.answer)
+        if any(isinstance(call, ToolCall) and call.name in tools for call in calls):
+            useless = 0
+        for call in calls[: limits.calls_per_reply]:
+            ctx.append("tool", shortened(await _answer(call, tools), limits.tool_text_chars))
+        for _ in calls[limits.calls_per_reply :]:
+            ctx.append("tool", f"error: at most {limits.calls_per_reply} calls per reply")
         if calls:
-            for call in calls[: limits.calls_per_reply]:
-                text = await _answer(call, tools)
-                ctx.append("tool", _shorten(text, limits.tool_text_chars))
-            for _ in calls[limits.calls_per_reply :]:
-                ctx.append("tool", f"error: at most {limits.calls_per_reply} calls per reply")
-        elif is_final(reply.text):
-            return reply.text
-        else:
-            ctx.append("user", reminder)
+            continue
+        if is_final(reply.answer):
+            return reply.answer
+        ctx.append("user", reminder)
     return None
 
 
@@ -167,7 +113,7 @@ async def _answer(call: ToolCall | MalformedCall, tools: Mapping[str, Tool]) -> 
         return f"error: {call.reason}"
     tool = tools.get(call.name)
     if tool is None:
-        return f"error: no tool {call.name!r}; there is {', '.join(tools)}"
+        return no_tool(call.name, tools)
     try:
         return await tool(call.arguments)
     except WrongArguments as error:
@@ -176,5 +122,11 @@ async def _answer(call: ToolCall | MalformedCall, tools: Mapping[str, Tool]) -> 
         return f"error: {call.name} failed: {error}"
 
 
-def _shorten(text: str, limit_chars: int) -> str:
+def no_tool(name: str, tools: Iterable[str]) -> str:
+    """Text for the model that has called a tool that there is not."""
+    return f"error: no tool {name!r}; there is {', '.join(tools)}"
+
+
+def shortened(text: str, limit_chars: int) -> str:
+    """The text, or the end of a long one."""
     return text if len(text) <= limit_chars else "[...] " + text[-limit_chars:]

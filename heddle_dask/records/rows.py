@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from heddle_dask.core.errors import encodable_text
 from heddle_dask.records.schema import STRING, TABLES
 from heddle_dask.records.trajectory import TrajectoryRecord
 
@@ -75,17 +76,12 @@ def _trajectory_rows(records: Sequence[TrajectoryRecord], first: Mapping[str, in
 
 def _column(values: Iterable[Any], dtype: str) -> npt.NDArray[Any]:
     if dtype == STRING:
-        return np.array([stored_text(value) for value in values], np.dtypes.StringDType())
+        return np.array([encodable_text(value) for value in values], np.dtypes.StringDType())
     return np.array(list(values), dtype)
 
 
 def _json(mapping: Mapping[str, Any]) -> str:
     return json.dumps(mapping) if mapping else ""
-
-
-def stored_text(text: str) -> str:
-    """Text that can be encoded as UTF-8: lone surrogates, which some tools print, become escapes."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _offsets(counts: Sequence[int], first: int) -> npt.NDArray[np.int64]:

@@ -20,11 +20,11 @@ from typing import Any
 import zarr
 from zarr.codecs import Crc32cCodec, ZstdCodec
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, encodable_text
 from heddle_dask.records.journal import JournalReader
 from heddle_dask.records.locks import WriterLock, lock_or_refuse
 from heddle_dask.records.reader import RunReader, RunSummary
-from heddle_dask.records.rows import Rows, stored_text, to_rows
+from heddle_dask.records.rows import Rows, to_rows
 from heddle_dask.records.schema import (
     ATTRIBUTES_CRC,
     COLUMNS_ADDED,
@@ -162,7 +162,7 @@ class RunStore:
             return
         with self._writing:
             self._settle()
-            new_ids = [stored_text(record.trajectory_id) for record in records]
+            new_ids = [encodable_text(record.trajectory_id) for record in records]
             if len(set(new_ids)) < len(new_ids) or not self._ids.isdisjoint(new_ids):
                 doubled = sorted(i for i in set(new_ids) if new_ids.count(i) > 1 or i in self._ids)
                 raise ValueError(f"trajectory {doubled[0]!r} is stored already")
@@ -192,7 +192,7 @@ class RunStore:
 
     def __contains__(self, trajectory_id: str) -> bool:
         self._settle()
-        return stored_text(trajectory_id) in self._ids
+        return encodable_text(trajectory_id) in self._ids
 
     def __len__(self) -> int:
         self._settle()

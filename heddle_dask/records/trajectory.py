@@ -36,6 +36,7 @@ Cause = Literal[
     "environment",
     "stale",
     "redundant",
+    "no-progress",
 ]
 
 TRAJECTORY_FINISHED = "trajectory_finished"

@@ -12,10 +12,10 @@ import random
 import re
 from collections.abc import Generator
 
+from heddle_dask.chat.tool_calls import format_call
 from heddle_dask.environments.base import Task
 from heddle_dask.environments.code_env import stages_of
 from heddle_dask.environments.list_programs import Stage
-from heddle_dask.environments.tool_agent import format_call
 from scripts.tiny_agent.scripted_context import Expert, Turn, run_in_process
 
 SPOILT = 0.05

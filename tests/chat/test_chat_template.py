@@ -341,3 +341,53 @@ def test_tools_that_the_tokenizer_refuses_are_bad_input(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="cannot be used with tools: ") as refused:
         chat.with_variables({"tools": ["weather"]})
     assert "\n" not in str(refused.value)
+
+
+# -- texts, begun replies, and turns without an end token ------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["user", "tool", "assistant"])
+def test_a_lone_surrogate_is_rendered_as_its_escape(role: str, chatml: ChatTemplate) -> None:
+    """Python gives names of files that are no UTF-8 such characters."""
+    said = [QUESTION, {"role": role, "content": "r\udce9sum\udce9"}]
+    assert "r\\udce9sum\\udce9" in text_of(chatml, chatml.bridge(said, ended=True))
+
+
+THINKING = CHATML.replace(
+    "<|im_start|>assistant\\n' }}{% endif %}", "<|im_start|>assistant\\n<think>\\n' }}{% endif %}"
+)
+
+
+def test_a_begun_reply_is_outside_of_the_opened_thinking(tmp_path: Path) -> None:
+    """As `continue_final_message` of transformers renders it."""
+    chat = ChatTemplate.load(model_dir(tmp_path, THINKING))
+    messages = [QUESTION, {"role": "assistant", "content": "2"}, QUESTION, {"role": "assistant", "content": "It is"}]
+    whole = chat._tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    assert text_of(chat, chat.render([QUESTION])).endswith("<think>\n")
+    assert text_of(chat, chat.render(messages)) == whole
+    bridge = text_of(chat, chat.bridge(messages[2:], ended=True))
+    assert whole.endswith(bridge) and bridge.endswith("<|im_start|>assistant\nIt is")
+
+
+NO_END = """\
+{%- for m in messages %}{{ {'user': '<|im_end|>', 'assistant': '<|im_start|>', 'tool': '<|endoftext|>'}[m.role] }}
+{{- '\\n' + m.content }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>\\n' }}{% endif %}"""
+
+
+def test_the_marker_of_the_next_role_ends_a_turn_without_an_end_token(tmp_path: Path) -> None:
+    """The form of GLM: the model samples the marker of the role that speaks next."""
+    folder = model_dir(tmp_path, NO_END)
+    user, tool = SPECIAL.index("<|im_end|>") + 256, SPECIAL.index("<|endoftext|>") + 256
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [user, tool]}))
+    chat = ChatTemplate.load(folder)
+    chat.check_append_only()
+    assert set(chat.end_token_ids) == {user, tool}
+    asked, found = [QUESTION], [{"role": "tool", "content": "2"}]
+    whole = chat.render([QUESTION, {"role": "assistant", "content": "hm"}, *asked])
+    sampled = [*chat._encode("hm"), user]
+    assert [*chat.render([QUESTION]), *sampled, *chat.following(asked, ended=True, end_id=user).token_ids] == whole
+    assert chat.bridge(asked, ended=True) == chat.bridge(asked, ended=False)[1:]
+    assert chat.following(found, ended=True, end_id=tool).token_ids[0] != tool
+    # The model expected the user to speak, and a tool does: its marker follows.
+    assert chat.following(found, ended=True, end_id=user).token_ids[0] == tool

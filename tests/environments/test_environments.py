@@ -15,22 +15,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from heddle_dask.chat.tool_calls import MalformedCall, ToolCall, format_call, parse_calls
 from heddle_dask.core.errors import BadInput
-from heddle_dask.environments.base import ActionFailed, Environment, Reply, Task
+from heddle_dask.environments.base import CUT, ActionFailed, Environment, Reply, Task
 from heddle_dask.environments.code_env import CodeEnvironment, rules_of, stages_of
 from heddle_dask.environments.corpus import Bm25, build_world, search_world
 from heddle_dask.environments.list_programs import run_stages
 from heddle_dask.environments.math_env import MathEnvironment, read_answer
 from heddle_dask.environments.search_env import SearchEnvironment
 from heddle_dask.environments.splits import split_of
-from heddle_dask.environments.tool_agent import (
-    LoopLimits,
-    MalformedCall,
-    ToolCall,
-    format_call,
-    parse_calls,
-)
+from heddle_dask.environments.tool_agent import LoopLimits
 
+CUT_MARK = "[cut]"
+"""Ends the text of a reply that its limit has cut."""
 ENVIRONMENTS = [MathEnvironment, CodeEnvironment, SearchEnvironment]
 TIERS = ["easy", "hard"]
 
@@ -48,6 +45,7 @@ class Script:
         self.broken = broken
         self.messages: list[tuple[str, str]] = []
         self.kinds: list[str] = []
+        self.metadata: dict[str, Any] = {}
         self.steps = 0
 
     @property
@@ -64,7 +62,8 @@ class Script:
         self.steps += 1
         text = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
         self.messages.append(("assistant", text))
-        return Reply(text, (), (), "stop")
+        cut = text.removesuffix(CUT_MARK)
+        return Reply(cut, (), (), "stop" if cut == text else "length")
 
     async def call(self, function: Callable[..., Any], *args: Any, **options: Any) -> Any:
         kind = options.get("kind", "tool")
@@ -314,6 +313,40 @@ def test_calls_of_one_reply_are_bounded() -> None:
     context = Script(python("print(5)") * 3, "Answer: 0")
     solve(environment, environment.tasks(1, 0)[0], context)
     assert context.tool_texts() == ["5", "5", "error: at most 2 calls per reply"]
+
+
+def search_with(*replies: str, **limits: int) -> tuple[float | None, Script]:
+    environment = SearchEnvironment(limits=LoopLimits(**limits))
+    task = environment.tasks(1, 3)[0]
+    context = Script(*(reply.replace("RIGHT", task.payload["answer"]) for reply in replies))
+    return solve(environment, task, context), context
+
+
+def test_nothing_of_a_cut_reply_counts() -> None:
+    call = format_call("search", {"query": "mayor"})
+    reward, context = search_with(call + "and" + CUT_MARK, "Answer: RIGHT" + CUT_MARK, "Answer: nobody")
+    assert reward == 0.0 and context.kinds == []
+    assert [text for role, text in context.messages if role == "user"][1:] == [CUT, CUT]
+
+
+def test_the_thinking_is_neither_searched_for_calls_nor_graded() -> None:
+    call = format_call("search", {"query": "mayor"})
+    reward, context = search_with(f"maybe {call} or Answer: RIGHT\n</think>\nI do not know.", "Answer: nobody")
+    assert reward == 0.0 and context.kinds == []
+    reward, context = search_with(f"<think>hm {call}</think>\n{call}", "<think>\nEasy.\n</think>\n\nAnswer: RIGHT")
+    assert reward == 1.0 and context.kinds == ["tool"]
+
+
+@pytest.mark.parametrize(
+    "reply", [format_call("browse", {}), "<tool_call>nonsense</tool_call>", "Let me think.", "Answer: RIGHT" + CUT_MARK]
+)
+def test_replies_of_which_nothing_is_usable_end_the_trajectory(reply: str) -> None:
+    reward, context = search_with(reply)
+    assert (reward, context.steps) == (0.0, 8)
+    assert "8 replies in a row" in context.metadata["no_progress"]
+    usable = format_call("search", {"query": "mayor"})
+    _, context = search_with(reply, usable, reply, reply, useless_replies=2)
+    assert context.steps == 4, "a call that ran begins a new count"
 
 
 # Code.

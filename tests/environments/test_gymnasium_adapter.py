@@ -28,6 +28,7 @@ class ScriptedContext:
     def __init__(self, replies: Sequence[str]) -> None:
         self.replies = list(replies)
         self.messages: list[tuple[str, str]] = []
+        self.metadata: dict[str, Any] = {}
 
     @property
     def done(self) -> bool:
@@ -78,6 +79,17 @@ def test_unreadable_action_is_told_to_the_model() -> None:
     _, context = play(GymnasiumEnvironment(frozen_lake), ["left", "7", "1"])
     sentence = ("user", "Invalid action. Reply with an integer from 0 to 3.")
     assert context.messages[1:3] == [sentence, sentence]
+
+
+def test_replies_without_an_action_end_the_episode() -> None:
+    reward, context = play(GymnasiumEnvironment(frozen_lake, useless_replies=3), ["2", "left", "7", "no", "2"])
+    assert (reward, context.replies) == (0.0, ["2"])
+    assert context.metadata == {"no_progress": "3 replies in a row had no action"}
+
+
+def test_a_number_in_the_thinking_is_no_action() -> None:
+    _, context = play(GymnasiumEnvironment(frozen_lake), ["Is it 1?\n</think>\nI do not know.", "x"])
+    assert "Invalid action" in context.messages[1][1]
 
 
 def test_blackjack_is_played_with_its_observation_as_text() -> None:

@@ -37,3 +37,12 @@ def test_attempts_of_later_epochs_have_the_key_and_other_groups() -> None:
     (later,) = group_attempts(environment, task, "group-7", 1, 0)
     assert first.spec.prompt_key == later.spec.prompt_key != ""
     assert first.spec.group_id != later.spec.group_id
+
+
+def test_what_cannot_be_encoded_in_a_task_is_an_escape() -> None:
+    """A task named after a file whose name is no UTF-8."""
+    task = Task("r\udce9sum\udce9", "read r\udce9sum\udce9", group="\ud800")
+    (attempt,) = attempts_of(FunctionEnvironment(solve, name="e"), [task], 1, 0, "")  # type: ignore[arg-type]
+    assert attempt.name == "r\\udce9sum\\udce9/0" and task.prompt == "read r\\udce9sum\\udce9"
+    assert attempt.spec.group_id == "\\ud800"
+    assert Task("résumé", "日本").task_id == "résumé"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from heddle_dask.chat.tool_calls import format_call
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Reply, Reward, Task
 from heddle_dask.environments.loading import load_environment
@@ -18,7 +19,6 @@ from heddle_dask.environments.shell_env import ShellEnvironment, repair_commands
 from heddle_dask.environments.shell_modules import MODULES
 from heddle_dask.environments.shell_repositories import draw_repository
 from heddle_dask.environments.splits import split_of
-from heddle_dask.environments.tool_agent import format_call
 from heddle_dask.sandbox.stateful.contract import ExecResult, SandboxSpec
 from heddle_dask.sandbox.stateful.keeper import SandboxKeeper
 from heddle_dask.sandbox.stateful.local_sandbox import local_keeper

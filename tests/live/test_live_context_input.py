@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from worlds.scripted_plane import ScriptedPlane, context_on, sampled
+from worlds.scripted_plane import ScriptedPlane, context_on, lost, sampled
 
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput
+from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.programs.context import LiveContext
+from heddle_dask.live.driver.programs.steps import BudgetExhausted, StepLost
 from heddle_dask.records.token_record import Attribution
 
 PROMPT, TOOL, TEMPLATE = Attribution.PROMPT, Attribution.TOOL, Attribution.TEMPLATE
@@ -176,3 +178,67 @@ def test_variables_of_the_template_are_set_before_anything_is_appended(model_dir
     assert '"weather"' not in text_by_author(other, template)[0][1]
     with pytest.raises(BadInput, match="before anything is appended"):
         ctx.set_template(tools=[])
+
+
+def test_ones_own_reply_is_not_appended_again(model_dir: str) -> None:
+    plane = ScriptedPlane(sampled(65, 66), sampled(67), sampled(68))
+    ctx = context_on(plane, model_dir)
+
+    async def body() -> None:
+        ctx.append("user", "hello")
+        reply = await ctx.generate()
+        fork = ctx.fork()
+        for branch in (ctx, fork):
+            with pytest.raises(BadInput, match="append: this is the reply, which the context has kept"):
+                branch.append("assistant", f" {reply.text}\n")
+            branch.append("user", reply.text)
+            await branch.generate()
+
+    asyncio.run(body())
+    assert [text for author, text in text_by_author(ctx, ChatTemplate.load(model_dir)) if author is PROMPT] == [
+        "hello",
+        "AB",
+    ]
+
+
+def test_the_record_has_only_what_an_engine_saw(model_dir: str) -> None:
+    budget = Budget(max_context_tokens=100)
+    plane = ScriptedPlane(sampled(65, 66), lost("refused"))
+    ctx = context_on(plane, model_dir, budget=budget)
+
+    async def body() -> None:
+        ctx.append("user", "hello")
+        await ctx.generate()
+        seen = len(ctx.finished_record)
+        assert seen == len(plane.seen[0]) + 2
+        ctx.append("tool", "x")
+        with pytest.raises(StepLost):
+            await ctx.generate()
+        assert len(ctx.finished_record) == seen, "a refused step"
+        ctx.append("tool", "a long text; " * 90)
+        with pytest.raises(BudgetExhausted, match="fills the limit of 100"):
+            await ctx.generate()
+        ctx.append_tokens([65])
+        assert len(ctx.finished_record) == seen < len(ctx.record)
+
+    asyncio.run(body())
+    long = context_on(ScriptedPlane(), model_dir, budget=budget)
+    long.append("user", "a long text; " * 90)
+    with pytest.raises(BudgetExhausted):
+        asyncio.run(long.generate())
+    assert len(long.finished_record) == 0
+
+
+def test_a_reply_knows_whether_its_prompt_opened_the_thinking(model_dir: str) -> None:
+    plane = ScriptedPlane(sampled(*b"hm</think>4"), sampled(*b"hm"), sampled(*b"4"))
+    ctx = context_on(plane, model_dir)
+
+    async def answers() -> list[str]:
+        found = []
+        for begun in ("<think>\n", "<think>", "It is "):
+            ctx.append("user", "2+2")
+            ctx.append("assistant", begun)
+            found.append((await ctx.generate()).answer)
+        return found
+
+    assert asyncio.run(answers()) == ["4", "", "4"]

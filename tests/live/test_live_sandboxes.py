@@ -16,12 +16,12 @@ from distributed import Client
 from worlds.live_world import cluster, control_lines, emulated, kill, run, until, worker_process
 from worlds.shared_cluster import shared_cluster
 
+from heddle_dask.chat.tool_calls import format_call
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.core.needs import Needs
 from heddle_dask.environments.base import ActionFailed, Context, Reply, Reward, Task
 from heddle_dask.environments.shell_env import ShellEnvironment, repair_commands
-from heddle_dask.environments.tool_agent import format_call
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.wire.cluster_messages import DrainWorkers
 from heddle_dask.live.wire.transport import ask_scheduler

@@ -17,6 +17,7 @@ from distributed import Status, Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from heddle_dask.core.commands import AbortAction, CloseSandbox
+from heddle_dask.core.errors import encodable_text
 from heddle_dask.core.events import SERVICE_LOST, ActionFinished, HostLost
 from heddle_dask.core.ids import ActionId, HostId
 from heddle_dask.core.nouns import HostDescription
@@ -160,8 +161,8 @@ class ToolWorker(WorkerPlugin):
         outcome = ActionOutcome(
             status,
             value,
-            _encodable(message),
-            _encodable(detail),
+            encodable_text(message),
+            encodable_text(detail),
             self.host_id,
             placement.cpus,
             run_s,
@@ -271,8 +272,3 @@ class ToolWorker(WorkerPlugin):
         elif self.worker is not None and key not in self._ended:
             ended = ActionFinished(UNSTAMPED, command.action_id, self.host_id, run_s=0.0, ok=False, ran=False)
             send(self.worker, Report(session, ended))
-
-
-def _encodable(text: str) -> str:
-    """The text with lone surrogates written out: msgpack refuses them, and would break the connection."""
-    return text.encode("utf-8", "backslashreplace").decode()

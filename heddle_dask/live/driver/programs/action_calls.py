@@ -14,6 +14,7 @@ from typing import Any
 
 import cloudpickle
 
+from heddle_dask.core.errors import encodable_text
 from heddle_dask.core.ids import ActionId
 from heddle_dask.core.nouns import ActionRequest
 from heddle_dask.core.quotas import REPEATED
@@ -25,7 +26,6 @@ from heddle_dask.live.driver.programs.action_results import value_body, value_fr
 from heddle_dask.live.driver.programs.branch import BranchPort, ReplayDiverged
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, too_large
 from heddle_dask.live.wire.result_codec import action_body, action_from_body
-from heddle_dask.records.rows import stored_text
 from heddle_dask.records.trajectory import ActionRecord
 
 
@@ -56,7 +56,7 @@ class ActionCalls:
         """
         self._port.services.pools.check(call.wanted)
         # It may be a text of the model: a lone surrogate has no form in messages and files.
-        name = stored_text(str(call.name))
+        name = encodable_text(str(call.name))
         self._port.check_goes_on("call()")
         index = len(self.records)
         submitted_s = self._port.services.clock()

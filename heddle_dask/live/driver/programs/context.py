@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from heddle_dask.chat.reply_parts import OPEN
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
@@ -40,6 +41,8 @@ from heddle_dask.live.wire.messages import StepResult
 from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
 from heddle_dask.sandbox.stateful.contract import SandboxSpec
+
+_TAIL_TOKENS = 8  # in which a generation prompt opens the thinking
 
 
 class LiveContext(Context):
@@ -70,6 +73,7 @@ class LiveContext(Context):
         self.steps: list[StepRecord] = []
         self._generated = 0
         self._dropped = 0
+        self._seen = 0  # tokens of the record that an engine has seen or sampled
 
     # -- what the program may ask ------------------------------------------------------------------
 
@@ -115,7 +119,7 @@ class LiveContext(Context):
         )
         fork = LiveContext(self._services, spec, fork_seed(self._seed, number), recorded, branch)
         fork.record = self.record.shared()
-        fork._input = self._input.copy()
+        fork._input, fork._seen = self._input.copy(), self._seen
         self._forks.append(fork)
         return fork
 
@@ -163,10 +167,10 @@ class LiveContext(Context):
         """
         self._check_rests("generate()")
         options = StepOptions(max_tokens, temperature, top_p, top_k, min_p, stop, structured, seed, n, ignore_eos)
-        self._render()
         if self._exhausted():
             self._told_done = True
             raise BudgetExhausted(self._why_exhausted())
+        self._render()
         sampling = options.completed(
             self._services.sampling,
             self._services.budget,
@@ -253,6 +257,7 @@ class LiveContext(Context):
             return step.asked_again()
         if result.status == "aborted" and step.sampling.structured is not None:
             return step.begun_again(result)
+        self._seen = step.start
         if step.sampling.stop:
             result = self._ended_at_stop(step, result)
         ids = np.asarray(result.generated.token_ids, dtype="<i4")
@@ -290,15 +295,22 @@ class LiveContext(Context):
         self._given_up = 0
         self.steps.append(step.as_record(len(self.record), self._services.clock()))
         ids = self.record.token_ids[step.start :]
-        self._input.turn_ended = len(ids) > 0 and int(ids[-1]) in self._input.template.end_token_ids
+        self._seen = len(self.record)
+        text = self._input.template.decode(ids.tolist())
+        self._input.replied(text, int(ids[-1]) if len(ids) else None)
         return Reply(
-            text=self._input.template.decode(ids.tolist()),
+            text=text,
             token_ids=tuple(ids.tolist()),
             logprobs=tuple(self.record.logprobs[step.start :].tolist()),
             finish_reason="stop" if last.generated.finish_reason == "stop" else "length",
             engine_s=step.engine_s,
+            thinking_opened=self._thinking_opened(step.start),
             context=self,
         )
+
+    def _thinking_opened(self, start: int) -> bool:
+        tail = self.record.token_ids[max(0, start - _TAIL_TOKENS) : start].tolist()
+        return self._input.template.decode(tail).rstrip().endswith(OPEN)
 
     def _exhausted(self) -> bool:
         return self._next_step >= self._services.budget.max_steps or self.context_tokens >= self.max_context_tokens
@@ -368,5 +380,5 @@ class LiveContext(Context):
 
     @property
     def finished_record(self) -> TokenRecord:
-        """The record without the tokens of a step that has not ended."""
-        return self.record if self._open is None else self.record.fork(self._open.start)
+        """The record without the tokens of a step that has not ended, and those that no engine has seen."""
+        return self.record if self._seen == len(self.record) else self.record.fork(self._seen)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from heddle_dask.chat.reply_parts import answer_of
 from heddle_dask.chat.template import TEMPLATE_TEXT, ChatTemplate, Rendering
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Role
@@ -28,6 +29,8 @@ class PendingInput:
         self.template = template  # renders the messages
         # Whether the record ends with a whole turn; False: what is rendered next has to end the policy's turn first.
         self.turn_ended = True
+        self.end_id: int | None = None  # the sampled token that ended it
+        self.last_reply = ""  # until something follows it
         self._messages: list[dict[str, str]] = []
         self._tokens: list[int] = []
         self._rendered: Rendering | None = None
@@ -35,7 +38,7 @@ class PendingInput:
     def copy(self) -> PendingInput:
         """The same pending input for a branch that goes on by itself."""
         other = PendingInput(self.template)
-        other.turn_ended = self.turn_ended
+        other.turn_ended, other.end_id, other.last_reply = self.turn_ended, self.end_id, self.last_reply
         other._messages, other._tokens = list(self._messages), list(self._tokens)
         other._rendered = self._rendered
         return other
@@ -46,12 +49,15 @@ class PendingInput:
         Raises
         ------
         BadInput
-            An unknown role, or a content that is no text.
+            An unknown role, a content that is no text, or the reply itself, which the context has kept.
         """
         if not isinstance(role, str) or role not in _ATTRIBUTION:
             raise BadInput(f"append: role is {role!r}: use {', '.join(_ATTRIBUTION)}")
         if not isinstance(text, str):
             raise BadInput(_not_text(text))
+        if role == "assistant" and text.strip() and text.strip() in (self.last_reply, answer_of(self.last_reply)):
+            raise BadInput("append: this is the reply, which the context has kept as it was sampled: leave it out")
+        self.last_reply = ""
         if self._tokens:
             self.render(record, first_step)
         self._messages.append({"role": role, "content": text})
@@ -69,6 +75,13 @@ class PendingInput:
         if self._messages:
             self.render(record, first_step)
         self._tokens += tokens
+        self.last_reply = ""
+
+    def replied(self, text: str, last_id: int | None) -> None:
+        """A turn was sampled, which ends with this token."""
+        self.turn_ended = last_id in self.template.end_token_ids
+        self.end_id = last_id if self.turn_ended else None
+        self.last_reply = text.strip()
 
     def tokens(self, record: TokenRecord) -> int:
         """Number of tokens that `render` would add; what is appended later still joins the same delta."""
@@ -85,13 +98,14 @@ class PendingInput:
             return
         rendering, messages = self._rendering(record), self._messages
         self._messages, self._rendered = [], None
-        self.turn_ended = False  # the policy's turn has begun: a message that no step has come before has to end it
+        # The policy's turn has begun: a message that no step has come before has to end it.
+        self.turn_ended, self.end_id = False, None
         _append(record, rendering, [_ATTRIBUTION[message["role"]] for message in messages])
 
     def _rendering(self, record: TokenRecord) -> Rendering:
         if self._rendered is None:
             self._rendered = (
-                self.template.following(self._messages, ended=self.turn_ended)
+                self.template.following(self._messages, ended=self.turn_ended, end_id=self.end_id)
                 if len(record)
                 else self.template.opening(self._messages)
             )

@@ -12,7 +12,7 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.run_description import RetryPolicy
-from heddle_dask.environments.base import ActionFailed, EnvironmentFailed, Reward
+from heddle_dask.environments.base import NO_PROGRESS, ActionFailed, EnvironmentFailed, Reward
 from heddle_dask.live.driver.programs.action_calls import SandboxDiffers
 from heddle_dask.live.driver.programs.branch import ReplayDiverged
 from heddle_dask.live.driver.programs.steps import BudgetExhausted, StepLost
@@ -29,6 +29,24 @@ class Ending:
     reward: Reward = field(default_factory=lambda: Reward(None))
     reward_cause: str = ""
     reward_detail: str = ""
+
+    @property
+    def returned(self) -> bool:
+        """Whether the program has come to its own end, so that the trajectory can be rewarded."""
+        return self.cause in ("", "no-progress")
+
+
+def ending_of_return(reward: Reward, *, was_stopped: bool) -> Ending:
+    """How a program ended that returned this reward.
+
+    Parameters
+    ----------
+    was_stopped
+        Whether it was told that its budget is used up.
+    """
+    if reason := reward.metadata.get(NO_PROGRESS):
+        return Ending("truncated", "no-progress", str(reason), reward)
+    return Ending("truncated" if was_stopped else "completed", reward=reward)
 
 
 def ending_of(error: BaseException, *, lost_tools: bool) -> Ending:

@@ -21,7 +21,13 @@ from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.driver.programs.branch import Services
 from heddle_dask.live.driver.programs.context import LiveContext
 from heddle_dask.live.driver.runs.announcer import Announcer
-from heddle_dask.live.driver.runs.endings import Ending, EnvironmentFailures, ending_of, unfinished_reward
+from heddle_dask.live.driver.runs.endings import (
+    Ending,
+    EnvironmentFailures,
+    ending_of,
+    ending_of_return,
+    unfinished_reward,
+)
 from heddle_dask.live.driver.runs.reward_runs import LiveRewardContext, Rewards, ScoredAttempt
 from heddle_dask.live.wire.driver_messages import EndedTrajectory, TrajectoriesEndedReport
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
@@ -160,7 +166,7 @@ class ProgramRuns:
                 returned = await attempt.environment.solve(attempt.task, context)
             reward = Reward.of(returned)
             reward = replace(reward, metadata={**stored_metadata(context.metadata), **reward.metadata})
-            ending = Ending("truncated" if context.was_stopped else "completed", reward=reward)
+            ending = ending_of_return(reward, was_stopped=context.was_stopped)
         # A program that exits ends its trajectory: as an error of its task, it would end the event loop and the run.
         except (Exception, asyncio.CancelledError, SystemExit) as error:
             ending = self._ending_of(attempt, error)
@@ -186,7 +192,7 @@ class ProgramRuns:
 
     def _scored(self, attempt: Attempt, context: LiveContext, ending: Ending) -> ScoredAttempt | None:
         """The attempt as its reward sees it; None without one: a program that did not return has no reward."""
-        if not self._rewards_of(attempt).follow or ending.cause:
+        if not self._rewards_of(attempt).follow or not ending.returned:
             return None
         recorded = attempt.replayed
         texts = context.transcript_texts()
