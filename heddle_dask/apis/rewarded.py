@@ -12,6 +12,7 @@ from heddle_dask.apis.http_calls import http_call
 from heddle_dask.core.errors import BadInput, check_seconds
 from heddle_dask.core.needs import Needs
 from heddle_dask.environments.base import Context, Environment, Reward, Task
+from heddle_dask.environments.input_identity import code_digest
 from heddle_dask.environments.rewards import RewardContext, Transcript, group_reward_hook
 
 
@@ -157,6 +158,18 @@ def _reward_of_json(value: Any) -> Reward:
     return Reward(value["reward"], value.get("parts", {}), value.get("metadata", {}))
 
 
+def _identity_of(reward: GivenReward) -> str:
+    """What tells it from another reward in stored runs."""
+    match reward:
+        case FunctionReward():
+            return code_digest(reward.function)
+        case HttpReward():
+            return reward.url.partition("?")[0]  # what follows may be a secret
+        case ServiceReward():
+            return f"service {reward.service}{', as text' if reward.as_text else ''}"
+    return code_digest(reward.of)
+
+
 class RewardedEnvironment:
     """The tasks and the program of an environment, with another reward."""
 
@@ -165,6 +178,7 @@ class RewardedEnvironment:
         self._reward = reward
         self.uses_sandbox = bool(getattr(environment, "uses_sandbox", False))
         self.reward_needs: Needs | None = getattr(reward, "needs", None)
+        self.reward_identity = _identity_of(reward)
 
     @property
     def name(self) -> str:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, SupportsFloat
 
 from heddle_dask.chat.reply_parts import answer_of
-from heddle_dask.core.errors import BadInput, encodable_text
+from heddle_dask.core.errors import BadInput, encodable_text, is_finite
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.environments.actions import ActionContext
 from heddle_dask.environments.program_sandbox import ProgramSandbox, sandbox_spec
@@ -121,27 +121,40 @@ class Reward:
     Attributes
     ----------
     value
-        None: unknown.
+        None: unknown. So is a number that is not finite.
     parts
-        Named parts, such as ``{"format": 1.0, "answer": 0.0}``: finite numbers.
+        Named parts, such as ``{"format": 1.0, "answer": 0.0}``. One that is not finite is left out.
     metadata
-        JSON-able facts about the attempt, stored beside what `Context.metadata` has.
+        JSON-able facts about the attempt, stored beside what `Context.metadata` has; a number that is not finite is
+        None there.
+    unknown
+        What is not finite of value and parts, in words; empty where all of it is.
     """
 
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    unknown: str = ""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", _number(self.value))
         if not isinstance(self.parts, Mapping):
             raise BadInput(f"reward: parts is {self.parts!r}: use a mapping of names to numbers")
-        parts = {name: _number(part) for name, part in self.parts.items()}
-        for name, part in parts.items():
-            if not isinstance(name, str) or part is None or not math.isfinite(part):
-                raise BadInput(f"reward: the part {name!r} is {part!r}: use a name and a finite number")
-        object.__setattr__(self, "parts", parts)
+        numbers = {name: _number(part) for name, part in self.parts.items()}
+        for name, part in numbers.items():
+            if not isinstance(name, str) or part is None:
+                raise BadInput(f"reward: the part {name!r} is {part!r}: use a name and a number")
+        value = _number(self.value)
+        named = {"the reward": value, **{f"its part {name!r}": part for name, part in numbers.items()}}
+        odd = [f"{name} is {each}" for name, each in named.items() if each is not None and not math.isfinite(each)]
+        object.__setattr__(self, "value", None if value is None or not math.isfinite(value) else value)
+        object.__setattr__(self, "parts", {name: part for name, part in numbers.items() if is_finite(part)})
         object.__setattr__(self, "metadata", stored_metadata(self.metadata))
+        object.__setattr__(self, "unknown", ", ".join(odd) or self.unknown)
+
+    @property
+    def cause(self) -> str:
+        """Why it, or a part of it, is unknown (`TrajectoryRecord.reward_cause`); empty where all is known."""
+        return "not-finite" if self.unknown else ""
 
     @classmethod
     def of(cls, value: object) -> Reward:
@@ -153,15 +166,18 @@ def _number(value: object) -> float | None:
     if value is None:
         return None
     if isinstance(value, SupportsFloat):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf  # a whole number beyond all floats
     raise BadInput(f"the reward is {value!r}: use a number, None, or Reward(…)")
 
 
 def stored_metadata(metadata: object) -> dict[str, Any]:
-    """Metadata as they are read again from a run."""
+    """Metadata as they are read again from a run; None for a number that is not finite."""
     try:
         if isinstance(metadata, Mapping) and all(isinstance(name, str) for name in metadata):
-            stored: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False))
+            stored: dict[str, Any] = json.loads(json.dumps(dict(metadata)), parse_constant=lambda name: None)
             return stored
     except (TypeError, ValueError) as error:
         raise BadInput(f"metadata: not JSON-able: {error}") from None

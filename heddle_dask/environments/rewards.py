@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from heddle_dask.environments.actions import ActionContext
 from heddle_dask.environments.base import Reward, Task
+from heddle_dask.environments.input_identity import code_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,24 @@ def reward_hook(environment: object) -> RewardHook | None:
     """The environment's hook for the reward of one attempt, if it has one."""
     hook: RewardHook | None = getattr(environment, "reward", None)
     return hook if callable(hook) else None
+
+
+def reward_identity(environment: object) -> dict[str, str]:
+    """What computes the rewards of an environment, or of the parts of a mix: a digest of each hook.
+
+    An environment may have an attribute `reward_identity`, a text, which then stands for its hook.
+    """
+    found: dict[str, str] = {}
+    parts = getattr(environment, "parts", None)
+    if isinstance(parts, Mapping):
+        found = {
+            f"{name}: {hook}": text for name, part in parts.items() for hook, text in reward_identity(part).items()
+        }
+    for name, hook in (("reward", reward_hook(environment)), ("group_reward", group_reward_hook(environment))):
+        if hook is not None:
+            stated = getattr(environment, "reward_identity", "") if name == "reward" else ""
+            found[name] = str(stated) or code_digest(hook)
+    return found
 
 
 def group_reward_hook(environment: object) -> GroupRewardHook | None:

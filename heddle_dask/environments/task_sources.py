@@ -13,6 +13,7 @@ from typing import Protocol
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Environment, Task
+from heddle_dask.environments.input_identity import payloads_digest, prompts_digest
 
 TASKS_PER_ROUND = 256
 """Most tasks that an `EnvironmentSource` draws at a time."""
@@ -56,8 +57,7 @@ class ListSource:
 
     @property
     def description(self) -> str:
-        ids = blake2b("\0".join(task.task_id for task in self._tasks).encode(), digest_size=8)
-        return f"{len(self._tasks)} tasks of {self._environment.name} ({ids.hexdigest()})"
+        return f"{len(self._tasks)} tasks of {self._environment.name} ({_content(self._tasks)})"
 
     def task(self, position: int) -> SourcedTask | None:
         if position >= len(self._tasks):
@@ -92,7 +92,8 @@ class EnvironmentSource:
 
     @property
     def description(self) -> str:
-        return f"{self._environment.name} in rounds of {len(self._first)}, seed {self._seed}"
+        content = _content(self._first)
+        return f"{self._environment.name} in rounds of {len(self._first)}, seed {self._seed} ({content})"
 
     def task(self, position: int) -> SourcedTask:
         number, index = divmod(position, len(self._first))
@@ -116,6 +117,11 @@ class EnvironmentSource:
             if not tasks:
                 raise BadInput(f"environment {self._environment.name!r}: tasks({count}, {seed}) gave none")
             return tasks
+
+
+def _content(tasks: Sequence[Task]) -> str:
+    """Digest of what the tasks ask for and how they are judged, in their order."""
+    return f"{prompts_digest(tasks)[:8]}-{payloads_digest(tasks)[:8]}"
 
 
 def _seed_of(seed: int, number: int) -> int:

@@ -175,7 +175,7 @@ class RunReader:
     def summary(self) -> RunSummary:
         """Totals over all committed trajectories."""
         reward = self.column("trajectories/reward")
-        known = reward[~np.isnan(reward)]
+        known = reward[np.isfinite(reward)]
         started, finished = (self.column(f"trajectories/{n}_s") for n in ("started", "finished"))
         return RunSummary(
             trajectories=len(self),
@@ -198,7 +198,7 @@ class RunReader:
         metadata = self.metadata
         made_with = ", ".join(str(metadata[name]) for name in ("environment", "model", "strategy") if name in metadata)
         reward = self.column("trajectories/reward")
-        known = reward[~np.isnan(reward)]
+        known = reward[np.isfinite(reward)]
         facts: dict[str, object] = {
             "made with": made_with,
             "mean reward": float(known.mean()) if len(known) else "unknown",
@@ -240,7 +240,7 @@ class RunReader:
         for column in _JSON_COLUMNS:
             facts[column] = dict(json.loads(facts[column] or "{}"))
         facts["trajectory_id"] = facts.pop("id")
-        if math.isnan(facts["reward"]):
+        if not math.isfinite(facts["reward"]):
             facts["reward"] = None
         return facts
 

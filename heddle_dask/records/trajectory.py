@@ -152,7 +152,7 @@ class TrajectoryRecord(_WithSteps):
     cause, detail
         The boundary of the failure, empty without one; and the error message.
     reward
-        None when unknown; a nan from an environment counts as unknown.
+        None when unknown; a number that is not finite is unknown.
     branches
         The first is the main one; further ones if an agent rewrote its history.
     domain, message_tokens, max_steps, prompt_key
@@ -163,8 +163,9 @@ class TrajectoryRecord(_WithSteps):
     metadata
         JSON-able facts that the agent program has set.
     reward_cause, reward_detail
-        Why the reward is unknown although it was to be computed after the program: a cause of `ActionFailed`,
-        ``"hook"`` (the environment's code raised) or ``"time"``, and the message; empty where nothing failed.
+        Why the reward is unknown: a cause of `ActionFailed`, ``"hook"`` (the environment's code raised) or ``"time"``,
+        where it was to be computed after the program; ``"not-finite"`` where it, or a part of it, is nan or infinite.
+        And the message. Empty where nothing failed.
 
     Raises
     ------
@@ -202,7 +203,7 @@ class TrajectoryRecord(_WithSteps):
             self._refuse(f"seed {self.seed} does not fit 64 bits")
         if self.reward is not None:
             reward = float(self.reward)
-            object.__setattr__(self, "reward", None if math.isnan(reward) else reward)
+            object.__setattr__(self, "reward", reward if math.isfinite(reward) else None)
         for step in self.steps:
             self._check_step(step)
 

@@ -8,6 +8,7 @@ the mean of the group (GRPO without its division, as Dr. GRPO has it), optionall
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -17,8 +18,10 @@ import numpy.typing as npt
 from heddle_dask.core.errors import BadInput
 from heddle_dask.training.groups import TrajectoryGroup
 
+logger = logging.getLogger(__name__)
+
 AdvantageFunction = Callable[[TrajectoryGroup], npt.NDArray[np.float64]]
-"""One advantage for each member of a group, in their order."""
+"""One advantage for each member of a group, in their order; nan: unknown, and the member is not trained on."""
 
 STD_FLOOR: Final = 1e-6
 """Added to the standard deviation, so that equal rewards give 0."""
@@ -56,12 +59,15 @@ def advantage_function(name: str) -> AdvantageFunction:
 def _checked(name: str, function: Callable[[TrajectoryGroup], Any]) -> AdvantageFunction:
     def checked(group: TrajectoryGroup) -> npt.NDArray[np.float64]:
         values = np.asarray(function(group), np.float64)
-        if values.shape != (len(group.members),) or not np.isfinite(values).all():
+        if values.shape != (len(group.members),):
             raise BadInput(
-                f"advantages {name!r}: {values.shape} values for a group of {len(group.members)}: give one finite "
-                "number for each member"
+                f"advantages {name!r}: {values.shape} values for a group of {len(group.members)}: give one number for "
+                "each member"
             )
-        return values
+        for member, value in zip(group.members, values, strict=True):
+            if not np.isfinite(value):
+                logger.warning("advantages %r: %s of %s: it is not trained on", name, value, member.trajectory_id)
+        return np.where(np.isfinite(values), values, np.nan)
 
     return checked
 

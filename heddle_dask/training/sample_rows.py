@@ -66,7 +66,7 @@ class SampleRow:
 
 
 def sample_rows(batch: TrainingBatch, advantages: AdvantageFunction = less_mean) -> Iterator[SampleRow]:
-    """The rows of a batch: groups, members and branches in their order.
+    """The rows of a batch: groups, members and branches in their order; none of a member whose advantage is unknown.
 
     Raises
     ------
@@ -78,6 +78,8 @@ def sample_rows(batch: TrainingBatch, advantages: AdvantageFunction = less_mean)
         # Late members are of the same group as the earlier ones.
         group_id = group.late_for or group.group_id
         for member, advantage in zip(group.members, values, strict=True):
+            if not np.isfinite(advantage):
+                continue
             for index, one in enumerate(member.sequences):
                 yield SampleRow(
                     **{name: getattr(one, name) for name in TokenSequence.__slots__},

@@ -12,7 +12,7 @@ where ``env_mask`` is 0 for those that no policy sampled.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -61,8 +61,8 @@ class TrlRollouts:
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
         """One sequence for each prompt, in their order.
 
-        A failed attempt, which has no reward, is trained on no token, and takes the mean reward of its group: so the
-        advantages of the others are relative to one another.
+        An attempt without a reward is trained on no token, and its reward is None: TRL leaves it out of the mean and
+        the spread of its group.
 
         Returns
         -------
@@ -81,9 +81,8 @@ class TrlRollouts:
             self._step = self._version = trainer.state.global_step
             self._publisher.publish(trainer.accelerator.unwrap_model(trainer.model), self._step)
         attempts = self._attempts(prompts)
-        rewards = _rewards_of(attempts)
-        rows = [self._row(record) for record in attempts]
-        return {**{name: [row[name] for row in rows] for name in rows[0]}, REWARD_FIELD: rewards}
+        rows = [{**self._row(record), REWARD_FIELD: record.reward} for record in attempts]
+        return {name: [row[name] for row in rows] for name in rows[0]}
 
     def _check(self, trainer: Any) -> None:
         args = trainer.args
@@ -154,18 +153,11 @@ def trl_prompts(task_ids: Iterable[str]) -> list[dict[str, str]]:
     return [{"prompt": task_id} for task_id in task_ids]
 
 
-def environment_reward(prompts: Sequence[Any], completions: Sequence[Any], **fields: Sequence[Any]) -> list[float]:
-    """TRL's reward function: the rewards that the environment gave."""
-    return [float(reward) for reward in fields[REWARD_FIELD]]
-
-
-def _rewards_of(attempts: Sequence[TrajectoryRecord]) -> list[float]:
-    known: dict[str, list[float]] = {}
-    for record in attempts:
-        if record.reward is not None:
-            known.setdefault(record.task_id, []).append(record.reward)
-    means: Mapping[str, float] = {task: float(np.mean(values)) for task, values in known.items()}
-    return [means.get(record.task_id, 0.0) if record.reward is None else record.reward for record in attempts]
+def environment_reward(
+    prompts: Sequence[Any], completions: Sequence[Any], **fields: Sequence[float | None]
+) -> list[float | None]:
+    """TRL's reward function: the rewards that the environment gave; None: unknown."""
+    return list(fields[REWARD_FIELD])
 
 
 def _untrained_row(record: TrajectoryRecord) -> dict[str, Any]:

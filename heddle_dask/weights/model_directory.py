@@ -12,6 +12,8 @@ from heddle_dask.weights.manifest import ModelFacts, TensorFacts, WeightsRefused
 from heddle_dask.weights.tensor_files import read_header
 
 _CHUNK_BYTES = 16 << 20
+_SAMPLES, _SAMPLE_BYTES = 64, 32 << 10
+_MODEL_FILES = ("config.json", "adapter_config.json", "*.safetensors", "*.bin", "*.pt", "*.gguf")
 
 SHAPE_KEYS: Final = (
     "model_type",
@@ -71,6 +73,28 @@ def weight_files(directory: str | Path) -> list[Path]:
     if not files:
         raise BadInput(f"model directory {directory} has no *.safetensors, which weight updates need")
     return files
+
+
+def model_digest(directory: str | Path) -> str:
+    """Digest of a model's configuration and weights as a run is known by them; empty where there are none.
+
+    Of a long file, its first and last bytes and samples between them are read: a training step changes all of it.
+    `weights_digest` reads everything.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    path = Path(directory)
+    files = [file for pattern in _MODEL_FILES for file in sorted(path.glob(pattern)) if file.is_file()]
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name}\0{size}\n".encode())
+        with file.open("rb") as reading:
+            if size <= _CHUNK_BYTES:
+                digest.update(reading.read())
+                continue
+            for number in range(_SAMPLES):
+                reading.seek((size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+                digest.update(reading.read(_SAMPLE_BYTES))
+    return digest.hexdigest() if files else ""
 
 
 def weights_digest(directory: str | Path) -> str:

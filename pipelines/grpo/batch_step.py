@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -68,10 +69,14 @@ class BatchStep:
                 for micro in split:
                     self._backward(micro, weights, prox, reference)
                 norms.append(self._clip())
-                self._optimizer.step()
+                if math.isfinite(norms[-1]):
+                    self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         metrics = self._metrics.totals(self._policy.device, steps)
-        metrics["grad_norm"] = sum(norms) / len(norms)
+        known_norms = [norm for norm in norms if math.isfinite(norm)]
+        metrics["grad_norm"] = sum(known_norms) / len(known_norms) if known_norms else math.nan
+        # A step along a gradient that is not finite would end all weights.
+        metrics["skipped_steps"] = float(steps - len(known_norms))
         ended_s = time.perf_counter()
         return metrics, {"prox": trained_s - began_s, "train": ended_s - trained_s}
 

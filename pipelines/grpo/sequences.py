@@ -64,11 +64,11 @@ def trained_sequences(
             for sequence in member.sequences:
                 where = f"trajectory {member.trajectory_id} of batch {batch.step}"
                 _check(where, sequence, vocabulary, longest)
-                if sequence.trained.any():
+                if sequence.trained.any() and np.isfinite(advantage):
                     found.append(_cut(len(found), trajectory, float(advantage), sequence))
             trajectory += 1
     if not found:
-        raise BadInput(f"batch {batch.step} has no sampled token: nothing can be trained")
+        raise BadInput(f"batch {batch.step} has no sampled token with a known advantage: nothing can be trained")
     return found
 
 

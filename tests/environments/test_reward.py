@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -13,12 +14,22 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Reward
 
 
-@pytest.mark.parametrize("value", [1, 0.5, True, np.float32(0.5), np.int64(3), Fraction(1, 2), math.nan])
+@pytest.mark.parametrize("value", [1, 0.5, True, np.float32(0.5), np.int64(3), Fraction(1, 2)])
 def test_any_number_is_a_reward(value: Any) -> None:
     made = Reward.of(value)
-    assert made == Reward(float(value)) or math.isnan(value)
-    assert (made.parts, made.metadata) == ({}, {})
+    assert made == Reward(float(value))
+    assert (made.parts, made.metadata, made.unknown) == ({}, {}, "")
     assert Reward.of(None) == Reward(None)
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, np.float32("inf"), 10**400])
+def test_a_number_that_is_not_finite_is_unknown_and_says_so(value: Any) -> None:
+    made = replace(Reward(value, parts={"a": 1}), metadata={"loss": math.nan})
+    assert (made.value, made.parts, made.metadata) == (None, {"a": 1.0}, {"loss": None})
+    assert made.unknown.startswith("the reward is ")
+    part = Reward(0.5, parts={"a": 1, "b": value})
+    assert (part.value, part.parts) == (0.5, {"a": 1.0})
+    assert part.unknown.startswith("its part 'b' is ")
 
 
 @pytest.mark.parametrize("value", ["1.0", [1.0], {"value": 1.0}, object(), 1j])
@@ -33,13 +44,13 @@ def test_parts_and_metadata_are_kept_as_they_are_stored() -> None:
     assert Reward.of(made) is made
 
 
-@pytest.mark.parametrize("parts", [[1.0], {"a": math.nan}, {"a": math.inf}, {"a": None}, {"a": "1"}, {1: 1.0}, 5])
+@pytest.mark.parametrize("parts", [[1.0], {"a": None}, {"a": "1"}, {1: 1.0}, 5])
 def test_bad_parts_are_refused(parts: Any) -> None:
     with pytest.raises(BadInput, match="reward"):
         Reward(1.0, parts=parts)
 
 
-@pytest.mark.parametrize("metadata", [[1], {"a": object()}, {"a": math.nan}, {1: 2}, {"a": {1, 2}}, 5])
+@pytest.mark.parametrize("metadata", [[1], {"a": object()}, {1: 2}, {"a": {1, 2}}, 5])
 def test_metadata_that_cannot_be_stored_are_refused(metadata: Any) -> None:
     with pytest.raises(BadInput, match="metadata"):
         Reward(1.0, metadata=metadata)

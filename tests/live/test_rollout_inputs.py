@@ -6,6 +6,7 @@ import inspect
 import shutil
 import sys
 from dataclasses import FrozenInstanceError, asdict, is_dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from heddle_dask import (
     RetryPolicy,
     Rollout,
     Sampling,
+    ServiceSpec,
     Strategy,
     VllmOptions,
 )
@@ -39,6 +41,7 @@ from heddle_dask.live.driver.files.continuation import check_continues
 from heddle_dask.live.driver.inputs.rollout_inputs import tasks_of
 from heddle_dask.live.driver.session.open_session import check_logprobs
 from heddle_dask.live.wire.driver_messages import ReadyEngine
+from heddle_dask.weights.model_directory import model_digest
 
 CLIENT: Any = None  # the constructor only keeps it
 
@@ -159,7 +162,7 @@ def test_a_resumed_batch_has_the_seed_and_the_samples_of_that_batch(tmp_path: Pa
     check_continues(tmp_path, recorded, {"seed": 5, "samples": 4}, resumes=True)
     check_continues(tmp_path, recorded, {"seed": 7, "samples": 3}, resumes=False)
     for other in ({"seed": 1, "samples": 4}, {"seed": 5, "samples": 2}):
-        with pytest.raises(BadInput, match="it can only be resumed with the same"):
+        with pytest.raises(BadInput, match="it can only be resumed with"):
             check_continues(tmp_path, recorded, other, resumes=True)
 
 
@@ -299,3 +302,70 @@ def test_tasks_of_a_users_environment_that_cannot_be_used_are_one_line(drawn: An
 
     with pytest.raises(BadInput, match=rf"^environment 'broken': tasks\(2, 0\) {said}"):
         tasks_of(2, Broken(), 0)
+
+
+CONTENTS = {
+    "weights": "1",
+    "model": "m",
+    "rewards": {"reward": "1"},
+    "services": [ServiceSpec("judge", "/m").to_mapping()],
+    "service_models": {"judge": "1"},
+    "task_list": {"count": 1, "digest": "1", "payload": "1"},
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"weights": "2"}, "other weights than those that are now in m"),
+        ({"rewards": {}}, "another reward function"),
+        ({"services": [ServiceSpec("judge", "/m", max_tokens=9).to_mapping()]}, "declared otherwise"),
+        ({"service_models": {"judge": "2"}}, "model services of other weights"),
+        ({"task_list": {"count": 1, "digest": "1", "payload": "2"}}, "other payloads of the same tasks"),
+    ],
+)
+def test_changed_contents_are_refused_or_accepted(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    for resumes in (False, True):
+        check = partial(check_continues, tmp_path, CONTENTS, resumes=resumes)
+        assert check(CONTENTS) == []
+        with pytest.raises(BadInput, match=f"{said}.*--accept-changes"):
+            check({**CONTENTS, **changed})
+        (line,) = check({**CONTENTS, **changed}, accepts=True)
+        assert said in line
+        recorded = {"batch_facts": [{}, {**CONTENTS, **changed}], **CONTENTS}
+        assert check_continues(tmp_path, recorded, {**CONTENTS, **changed}, resumes=resumes) == []
+
+
+def test_the_same_model_and_services_may_lie_elsewhere(tmp_path: Path) -> None:
+    moved = {**CONTENTS, "model": "n", "services": [ServiceSpec("judge", "/n", gpus=(2,)).to_mapping()]}
+    assert check_continues(tmp_path, CONTENTS, moved, resumes=True) == []
+    with pytest.raises(BadInput, match="made with model m, not n"):
+        check_continues(tmp_path, {"model": "m"}, {"model": "n", "weights": "1"}, resumes=True)
+
+
+def test_attempts_are_added_to_a_batch_unless_its_groups_are_rewarded_as_a_whole(tmp_path: Path) -> None:
+    assert check_continues(tmp_path, {"samples": 2}, {"samples": 5}, resumes=True) == []
+    with pytest.raises(BadInput, match="samples 5, not 2: it can only be resumed with 5 or more"):
+        check_continues(tmp_path, {"samples": 5}, {"samples": 2}, resumes=True)
+    with pytest.raises(BadInput, match="no attempt can be added"):
+        check_continues(tmp_path, {"samples": 2}, {"samples": 5, "rewards": {"group_reward": "1"}}, resumes=True)
+
+
+def test_a_model_is_known_by_its_content(model_dir: str, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(model_dir, copy)
+    digest = model_digest(copy)
+    assert digest == model_digest(model_dir) != ""
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-400] + bytes(400))
+    assert model_digest(copy) != digest
+    assert model_digest(tmp_path) == ""
+    # Of a file that is too long to be read, samples are.
+    with (copy / "long.safetensors").open("wb") as long:
+        long.truncate(40 << 20)
+    before = model_digest(copy)
+    with (copy / "long.safetensors").open("r+b") as long:
+        for place in range(0, 40 << 20, 1 << 19):
+            long.seek(place)
+            long.write(b"1")
+    assert model_digest(copy) != before

@@ -18,7 +18,7 @@ from worlds.trl_checks import logprob_difference
 
 from heddle_dask.records.token_record import Attribution, TokenRecord
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.training.trl_rollouts import TrlRollouts, environment_reward, trl_prompts
+from heddle_dask.training.trl_rollouts import REWARD_FIELD, TrlRollouts, environment_reward, trl_prompts
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("trl")
@@ -98,6 +98,7 @@ def test_trl_trains_on_what_the_newest_weights_sampled(tmp_path):
             (1,) * TOKENS + (0, 0) + (1,) * TOKENS,
             (0,),  # the attempt that failed
         }
+        assert [reward is None for reward in output[REWARD_FIELD]] == [mask == [0] for mask in output["env_mask"]]
         # TRL's model gives the sampled tokens the engine's logprobs: the weights are the same.
         assert difference < 1e-4
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]

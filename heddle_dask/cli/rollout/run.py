@@ -50,6 +50,7 @@ from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.spec import engine_kind
 from heddle_dask.environments.mix import mix_of
+from heddle_dask.environments.rewards import reward_identity
 from heddle_dask.live.clusters.credentials import connection_file
 from heddle_dask.live.clusters.quota_table import quotas_of_file
 from heddle_dask.live.driver.connection.control_channel import ClusterLost
@@ -68,6 +69,7 @@ from heddle_dask.live.scheduler.warm_start import check_warm
 from heddle_dask.records.schema import counted
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.affinity.hardware_map import check_affinity
+from heddle_dask.weights.model_directory import model_digest
 
 _LOST = re.compile(r"engine \S+ is lost: ")
 
@@ -230,10 +232,14 @@ class RolloutRun:
             "chat_template_kwargs": self.chat_template_kwargs,
             "seed": self.seed,
             "samples": self.asked["samples"],
+            "weights": model_digest(self.model),
+            "rewards": reward_identity(self.environment),
+            **self.pools.description(),
             "task_list": task_list(self.tasks),
             **software_versions(),
         }
-        check_continues(self.out, before.metadata, mine, resumes=resumes)
+        accepts = self.asked["accept_changes"]
+        check_continues(self.out, before.metadata, mine, resumes=resumes, accepts=accepts)
         if not resumes:
             return
         for record in before.outlines():
@@ -330,7 +336,7 @@ class RolloutRun:
             strategy=self.strategy,
             samples=self.asked["samples"],
             seed=self.seed,
-            out=Output(self.out, self.asked["mode"], facts, self.telemetry),
+            out=Output(self.out, self.asked["mode"], facts, self.telemetry, self.asked["accept_changes"]),
             budget=self.budget,
             pools=self.pools,
             sampling=self.sampling,

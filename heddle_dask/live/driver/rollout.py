@@ -17,6 +17,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.run_description import WeightUpdatePolicy
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
+from heddle_dask.environments.rewards import reward_identity
 from heddle_dask.environments.task_sources import TaskSource
 from heddle_dask.live.driver.batch import Batch, BatchTally, rollout_html, stream_sync
 from heddle_dask.live.driver.connection.capacity import check_context, hardware_of, longest_context, wait_for_capacity
@@ -487,6 +488,7 @@ class Rollout:
             **self._sandbox,
             "samples": self.samples,
             "seed": self.seed,
+            "rewards": reward_identity(self.environment),
             "task_list": self._task_list,
             **software_versions(),
         }

@@ -16,8 +16,8 @@ from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
 
 BATCH_FACTS = (
-    *("environment", "model", "tokenizer", "sampling", "limits", "chat_template_kwargs"),
-    *("engine", "strategy", "overrides", "samples", "seed"),
+    *("environment", "model", "tokenizer", "weights", "sampling", "limits", "chat_template_kwargs"),
+    *("engine", "strategy", "overrides", "samples", "seed", "rewards", "services", "service_models"),
     *("task_list", "sandbox", "heddle_dask"),
 )
 """What of a session's metadata is stored for each of its batches: another session may append with other values."""
@@ -59,7 +59,10 @@ class RunFiles:
         if self._output is None:
             return
         description = {**self._describe(), **self._output.metadata}
-        self.writer = RunWriter(self._output.path, self._output.mode, description)
+        accepts = self._output.accept_changes
+        self.writer = RunWriter(self._output.path, self._output.mode, description, accepts=accepts)
+        for change in self.writer.accepted:
+            self._note(f"note: {self._output.path} goes on, though it was made with {change}")
         self.writer.journal("session", description)
         if self._early_lines:
             self.keep_lines(self._early_lines)
@@ -84,12 +87,11 @@ class RunFiles:
         """
         if self.writer is None:
             return None
-        if self._resumes and not self._continued and self.writer.batches:
-            self._continued = True
-            return self.writer.batches - 1
-        self._continued = True
         description = {**self._describe(), **(self._output.metadata if self._output is not None else {})}
-        return self.writer.begin_batch({name: description[name] for name in BATCH_FACTS if name in description})
+        facts = {name: description[name] for name in BATCH_FACTS if name in description}
+        continues = self._resumes and not self._continued and self.writer.batches
+        self._continued = True
+        return self.writer.continue_batch(facts) if continues else self.writer.begin_batch(facts)
 
     def unfinished(self, attempts: Sequence[Attempt]) -> Sequence[Attempt]:
         """The attempts still to make: of a resumed run those that the store lacks, else all."""

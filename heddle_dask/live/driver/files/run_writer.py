@@ -64,7 +64,9 @@ class RunWriter:
         The disk is full.
     """
 
-    def __init__(self, out: str | Path, mode: WriteMode, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, out: str | Path, mode: WriteMode, metadata: Mapping[str, Any], *, accepts: bool = False) -> None:
+        self.accepted: list[str] = []  # contents that have changed since, in words
+        self._accepts = accepts
         self.out = Path(out)
         self.batches = 0
         self._facts: list[Mapping[str, Any]] = []
@@ -100,7 +102,8 @@ class RunWriter:
         store = RunStore.append_to(self.out)
         try:
             recorded = RunReader(self.out).metadata
-            check_continues(self.out, recorded, metadata, resumes=mode == "resume")
+            resumes = mode == "resume"
+            self.accepted = check_continues(self.out, recorded, metadata, resumes=resumes, accepts=self._accepts)
             recover(self._journal.path, store)
             self.batches = counted(recorded, "batches", 0)
             self._facts = list(recorded.get("batch_facts", []))
@@ -126,12 +129,21 @@ class RunWriter:
         """
         number = self.batches
         self.batches += 1
+        self._describe_batch(number, facts)
+        return number
+
+    def continue_batch(self, facts: Mapping[str, Any]) -> int:
+        """Number of the last batch, which goes on with these facts."""
+        number = self.batches - 1
+        if facts != (self._facts[number] if number < len(self._facts) else {}):
+            self._describe_batch(number, facts)
+        return number
+
+    def _describe_batch(self, number: int, facts: Mapping[str, Any]) -> None:
         # Batches of versions that stored no facts have none.
-        self._facts += [{}] * (number - len(self._facts))
-        self._facts.append(facts)
+        self._facts[number:] = [*([{}] * (number - len(self._facts))), facts]
         with self._failing(self.out):
             self._store.update_metadata({"batches": self.batches, "batch_facts": self._facts})
-        return number
 
     @property
     def stored(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel
+from heddle_dask.weights.model_directory import model_digest
 
 _TOKENIZER_FILES = (
     "tokenizer.json",
@@ -31,6 +32,7 @@ class LoadedModel:
     chat_template_kwargs: Mapping[str, Any]
     template: ChatTemplate
     template_note: str  # why the template would rewrite history; empty if it does not
+    weights: str  # digest of its configuration and weights
 
     @classmethod
     def load(cls, model: ChatModel, note: Callable[[str], None]) -> LoadedModel:
@@ -56,13 +58,14 @@ class LoadedModel:
         except BadInput as error:
             template_note = f"{error}; trajectories keep their history as it was sampled"
             note(f"note: {template_note}")
-        return cls(path, model.chat_template_kwargs, template, template_note)
+        return cls(path, model.chat_template_kwargs, template, template_note, model_digest(path))
 
     def description(self) -> dict[str, Any]:
         """What the metadata of a run say of its model."""
         return {
             "model": self.path,
             "tokenizer": tokenizer_digest(self.path),
+            "weights": self.weights,
             **({"template_note": self.template_note} if self.template_note else {}),
             "chat_template_kwargs": dict(self.chat_template_kwargs),
         }

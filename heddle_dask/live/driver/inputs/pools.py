@@ -12,6 +12,7 @@ from heddle_dask.core.quotas import calls_of
 from heddle_dask.core.resources import GPUS, ApiQuota
 from heddle_dask.engines.model_services.spec import ServiceSpec
 from heddle_dask.live.wire.driver_messages import DeclaredService
+from heddle_dask.weights.model_directory import model_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,4 +109,7 @@ class Pools:
         """JSON-able facts for the store; empty where nothing is declared."""
         if not self.services:
             return {}
-        return {"services": [service.to_mapping() for service in self.services]}
+        return {
+            "services": [service.to_mapping() for service in self.services],
+            "service_models": {service.name: model_digest(service.model) for service in self.services},
+        }

@@ -79,11 +79,13 @@ class Output:
         Zarr store; the journal is written beside it.
     mode
         ``"create"`` (the default) refuses an existing path, ``"append"`` adds to a run, ``"overwrite"`` replaces it,
-        ``"resume"`` finishes it.
+        ``"resume"`` finishes it, and adds attempts to its groups where `samples` is larger now.
     metadata
         JSON-able facts, stored with those that the rollout itself describes; of equal names, these win.
     telemetry
         Where spans of trajectories, steps and actions go; None: as the settings say, else nowhere.
+    accept_changes
+        Whether a run may go on with weights, rewards, model services or payloads of tasks that have changed since.
 
     Raises
     ------
@@ -95,6 +97,7 @@ class Output:
     mode: WriteMode = "create"
     metadata: Mapping[str, Any] = field(default_factory=dict)
     telemetry: Telemetry | None = None
+    accept_changes: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | Path) or not str(self.path):

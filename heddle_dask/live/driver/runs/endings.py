@@ -45,8 +45,9 @@ def ending_of_return(reward: Reward, *, was_stopped: bool) -> Ending:
         Whether it was told that its budget is used up.
     """
     if reason := reward.metadata.get(NO_PROGRESS):
-        return Ending("truncated", "no-progress", str(reason), reward)
-    return Ending("truncated" if was_stopped else "completed", reward=reward)
+        return Ending("truncated", "no-progress", str(reason), reward, reward.cause, reward.unknown)
+    status: Status = "truncated" if was_stopped else "completed"
+    return Ending(status, reward=reward, reward_cause=reward.cause, reward_detail=reward.unknown)
 
 
 def ending_of(error: BaseException, *, lost_tools: bool) -> Ending:

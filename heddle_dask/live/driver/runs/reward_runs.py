@@ -36,6 +36,11 @@ class ComputedReward:
     detail: str = ""
 
     @classmethod
+    def of(cls, reward: Reward) -> ComputedReward:
+        """A reward that was given, with the cause where some of it is not finite."""
+        return cls(reward, reward.cause, reward.unknown)
+
+    @classmethod
     def failed(cls, error: BaseException, metadata: Mapping[str, Any]) -> ComputedReward:
         """A reward that is unknown because of this error."""
         story = "".join(traceback.format_exception(error))
@@ -159,7 +164,7 @@ class Rewards:
             self.missing(attempt.group)
             return ComputedReward.from_body(attempt.recorded.reward)
         try:
-            own = ComputedReward(attempt.given)
+            own = ComputedReward.of(attempt.given)
             if self._own is not None:
                 own = await self._guarded(attempt, self._reward(attempt))
             if self._of_group is None:
@@ -180,7 +185,7 @@ class Rewards:
         """Within the time limit of a trajectory, which begins anew."""
         try:
             async with asyncio.timeout(self._services.budget.max_trajectory_s):
-                return ComputedReward(await computing)
+                return ComputedReward.of(await computing)
         except (Exception, SystemExit) as error:
             return ComputedReward.failed(error, attempt.given.metadata)
 
@@ -201,7 +206,7 @@ class Rewards:
             if len(values) != len(members):
                 raise BadInput(f"group_reward returned {len(values)} rewards for {len(members)} attempts")
             rewards = [_with_metadata(Reward.of(v), m.given) for v, m in zip(values, members, strict=True)]
-            results = [ComputedReward(reward) for reward in rewards]
+            results = [ComputedReward.of(reward) for reward in rewards]
         except (Exception, SystemExit) as error:
             results = [ComputedReward.failed(error, member.given.metadata) for member in members]
         except asyncio.CancelledError:
