@@ -23,6 +23,7 @@ if importlib.util.find_spec("heddle_dask") is None:
 import click
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.isolation.output_streams import keep_output_alive
 from heddle_dask.live.clusters.job.launcher import run_job
 from heddle_dask.live.clusters.job.options import JobOptions, WorkerTls
 
@@ -67,6 +68,7 @@ def _ports(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option("--connect-s", type=_SECONDS, default=30.0, show_default=True, help="to reach the scheduler")
 def main(tls_ca_file: Path | None, tls_cert: Path | None, tls_key: Path | None, **options: Any) -> None:
     """Host workers of the scheduler at ADDRESS until this job ends."""
+    keep_output_alive()
     tls = None
     if tls_ca_file is not None and tls_cert is not None and tls_key is not None:
         tls = WorkerTls(tls_ca_file, tls_cert, tls_key)

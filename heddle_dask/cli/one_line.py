@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from heddle_dask.core.errors import BadInput, WriteFailed
+from heddle_dask.isolation.output_streams import keep_output_alive
 
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -28,6 +29,7 @@ class OneLineGroup(click.Group):
     """A group that reports bad input in one line, without a usage block or a traceback."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        keep_output_alive()
         with one_line_errors():
             return super().make_context(*args, **kwargs)
 

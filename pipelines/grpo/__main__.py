@@ -21,6 +21,7 @@ from aiohttp import web
 
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.isolation.output_streams import keep_output_alive
 from heddle_dask.training.trainer import TrainerState, TrainReport
 from heddle_dask.training.trainer_spec import TrainerSpec
 from heddle_dask.weights.collective import CollectiveUri, is_collective
@@ -146,6 +147,7 @@ async def serve(spec: TrainerSpec, socket: str) -> None:
 
 
 def main() -> None:
+    keep_output_alive()
     parser = argparse.ArgumentParser(description="Serve a trainer on a Unix socket.")
     parser.add_argument("--config", required=True, type=Path, help="JSON file with a TrainerSpec")
     parser.add_argument("--socket", required=True, help="path of the Unix socket")

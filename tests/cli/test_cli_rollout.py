@@ -288,13 +288,15 @@ def test_killed_rollout_leaves_no_process_and_resumes(heddle):
     before = by_id(heddle.path())
     assert 2 <= len(before) < 6
     assert "session-1/scheduler.log" in logs_of(heddle)
-    result = heddle.run(*arguments, "--resume", env="agents:slow")
-    assert (result["trajectories"], result["completed"]) == (6, 6)
+    # One more attempt at each task, too.
+    result = heddle.run("--tasks", 6, "--samples", 2, "--resume", env="agents:slow")
+    assert (result["trajectories"], result["completed"]) == (12, 12)
     after = by_id(heddle.path())
-    assert len(after) == 6 and RunReader(heddle.path()).summary().trajectories == 6
+    assert set(after) == {f"t{i}/{sample}" for i in range(6) for sample in range(2)}
+    assert RunReader(heddle.path()).metadata["batch_facts"][-1]["samples"] == 2
     for name, record in before.items():
         assert_equal(record, after[name])
-    assert all(len(after[f"t{i}/0"].steps) == 12 for i in range(2, 6))
+    assert all(len(after[f"t{i}/{sample}"].steps) == 12 for i in range(2, 6) for sample in range(2))
     assert sessions_that_replay(heddle.path()) == [True, True], "that of the killed driver, too"
     sessions: list[list[Any]] = []
     for facts, lines in control_lines(heddle.path()):

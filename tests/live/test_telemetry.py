@@ -114,6 +114,23 @@ def test_a_collector_that_is_busy_is_asked_again(monkeypatch: pytest.MonkeyPatch
     assert notes == [] and len(receiver.requests) == 3 and len(receiver.spans) == 7
 
 
+def test_no_proxy_leads_to_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://user:secret@127.0.0.1:1")
+    with OtlpReceiver() as receiver:
+        assert _sent(receiver, [timed_trajectory(0)], Telemetry(endpoint=receiver.endpoint)) == []
+        assert len(receiver.requests) == 1
+    monkeypatch.setattr(telemetry_module, "_PAUSE_S", 0.001)
+    notes: list[str] = []
+    sender = _sender(Telemetry(endpoint="http://collector.invalid"), notes)
+    sender.finished(timed_trajectory(0))
+    while not sender.dropped:
+        time.sleep(0.005)
+    sender.close(30)
+    assert "http://collector.invalid through the proxy 127.0.0.1:1: " in notes[0]
+
+
 def test_failures_are_one_line_and_a_count() -> None:
     with OtlpReceiver([401] * 9) as receiver:
         notes: list[str] = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import ipaddress
 import queue
 import threading
 import time
@@ -132,6 +133,10 @@ class SpanSender:
         self._waiting: queue.Queue[TrajectoryRecord | None] = queue.Queue(MOST_WAITING)
         self._closing = threading.Event()
         self._noted = False
+        self._proxy = _proxy_of(telemetry.url)
+        # No proxy leads to this machine, whatever the environment says.
+        proxies: dict[str, str] | None = {} if _is_loopback(telemetry.url) else None
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
         self.sent = 0
         self.dropped = 0
         self._thread = threading.Thread(target=self._run, name="heddle-spans", daemon=True)
@@ -185,7 +190,8 @@ class SpanSender:
             if not self._noted:
                 self._noted = True
                 told = " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
-                self._note(f"note: spans cannot be sent to {self._telemetry.endpoint}: {told}; the run goes on")
+                where = f"{self._telemetry.endpoint}{f' through the proxy {self._proxy}' if self._proxy else ''}"
+                self._note(f"note: spans cannot be sent to {where}: {told}; the run goes on")
 
     def _spans(self, record: TrajectoryRecord) -> Trace:
         spans = spans_of(record, model=self._model, decode=self._decode)
@@ -196,7 +202,7 @@ class SpanSender:
         request = urllib.request.Request(self._telemetry.url, body, headers, method="POST")
         for attempt in range(_TRIES):
             try:
-                with urllib.request.urlopen(request, timeout=_REQUEST_S) as answer:
+                with self._opener.open(request, timeout=_REQUEST_S) as answer:
                     answer.read()
                 return
             except OSError as error:
@@ -204,6 +210,21 @@ class SpanSender:
                 if refused or attempt == _TRIES - 1 or self._closing.is_set():
                     raise
             self._closing.wait(_PAUSE_S * 2**attempt)
+
+
+def _is_loopback(url: str) -> bool:
+    host = urlsplit(url).hostname or ""
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host == "localhost" or host.endswith(".localhost")
+
+
+def _proxy_of(url: str) -> str:
+    """The proxy that the environment names for this URL, without its password; empty: none is used."""
+    parts = urlsplit(url)
+    if _is_loopback(url) or urllib.request.proxy_bypass(parts.hostname or ""):
+        return ""
+    return urllib.request.getproxies().get(parts.scheme, "").rpartition("@")[2]
 
 
 @dataclass(frozen=True, slots=True)
