@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from heddle_dask.cli.engine_option import parsed_vllm_options
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
@@ -141,6 +142,8 @@ def fleet_of(
     max_model_len: int,
     kv_capacity_tokens: int = 0,
     table: str = "",
+    dtype: str = "auto",
+    gpu_values: Mapping[str, Any] | None = None,
 ) -> Fleet:
     """Engines of one kind; emulated ones take the time of `profile`, with its KV capacity unless one is given.
 
@@ -148,6 +151,8 @@ def fleet_of(
     ----------
     table
         Name or file of a measured table of an engine with this model, in place of `profile`.
+    gpu_values
+        Values of `gpu_options`, by name.
 
     Raises
     ------
@@ -161,12 +166,16 @@ def fleet_of(
     # Replayed tokens have no meaning, so the model may run beyond its trained positions.
     own = engine_kind(kind)
     options = own.options_for(cost.to_mapping(), time_scale=time_scale, max_positions=max_model_len)
+    gpu_values = gpu_values or {"engine_args": ()}
+    options = parsed_vllm_options(kind, gpu_values, options) or options
     spec = EngineSpec(
         kind,
         model,
         slots=slots,
         max_model_len=max_model_len,
         kv_transfer=kv_transfer,
+        dtype=dtype,
+        engines_per_gpu=gpu_values.get("engines_per_gpu") or 1,
         options=options,
     )
     return Fleet(engines, spec, cost.scaled(options.time_scale))

@@ -47,6 +47,7 @@ def _ports(_context: click.Context, _parameter: click.Parameter, value: str | No
 @click.option("--role", type=click.Choice(["rollout", "tool", "trainer"]), default="rollout", show_default=True)
 @click.option("--workers", type=click.IntRange(min=1), default=1, help="Dask workers; one engine on each")
 @click.option("--tp-degree", type=click.IntRange(min=1), default=1, help="GPUs of each engine")
+@click.option("--engines-per-gpu", type=click.IntRange(min=1), default=1, help="engines that share each GPU")
 @click.option("--cpus", type=click.IntRange(min=1), default=1, help="CPUs for the actions of a tool worker")
 @click.option(
     "--ends-in",

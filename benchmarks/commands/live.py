@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 import uvloop
@@ -14,6 +14,7 @@ import uvloop
 from benchmarks.commands.measured_live import measured_live
 from benchmarks.row_file import ROWS_OUT
 from benchmarks.tables import print_measured
+from heddle_dask.cli.engine_option import gpu_options
 from heddle_dask.cli.shared_options import COUNT, WholeNumber, shared_options
 from heddle_dask.engines.collector import collect_seldom
 
@@ -30,6 +31,8 @@ ROUTER_ARMS = (
 
 @click.command("live")
 @measured_live(token_scale=0.05, engine="vllm")
+@click.option("--dtype", default="auto", show_default=True, help="Type of the weights, for vLLM.")
+@gpu_options
 @click.option("--table", default="", help="Measured table of an engine, name or file, in place of the profile.")
 @click.option(
     "--kv-capacity",
@@ -74,6 +77,8 @@ def live(
     model: str | None,
     as_json: bool,
     seed: int,
+    dtype: str,
+    **gpu_values: Any,
 ) -> None:
     """Throughput, makespan and share of the lower bound, arm against arm on the same trajectories."""
     from benchmarks.live import measure_live
@@ -81,13 +86,13 @@ def live(
     from benchmarks.live_setup import LiveRow, Workload, fleet_of
     from benchmarks.live_simulated import simulate_live
     from benchmarks.runner import figures_of
-    from heddle_dask.cli.engine_option import chosen_model
+    from heddle_dask.cli.engine_option import chosen_model, parsed_vllm_options
 
     arms = _arms(arm or (*DEFAULT_ARMS.split(), *(() if simulated else ROUTER_ARMS.split())))
     workloads = [Workload(path, tasks, token_scale, tool_scale, seed) for path in trace]
     fleet = fleet_of(
         engine,
-        str(chosen_model(model, engine)),
+        str(chosen_model(model, engine, parsed_vllm_options(engine, gpu_values))),
         engines,
         slots,
         profile=profile,
@@ -96,6 +101,8 @@ def live(
         kv_transfer=kv_transfer,
         max_model_len=max_context,
         kv_capacity_tokens=kv_capacity,
+        dtype=dtype,
+        gpu_values=gpu_values,
     )
 
     conditions = conditions_text(fleet, workloads[0], warm=warm)

@@ -66,6 +66,7 @@ class LocalShape:
     tool_cpus: int | None
     trainers: int = 0
     hardware: Mapping[str, int] | None = None
+    engines_per_gpu: int | None = None
 
     @property
     def all_tool_cpus(self) -> int:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import click
 
-from heddle_dask.cli.shared_options import F, in_order
+from heddle_dask.cli.shared_options import COUNT, POSITIVE, F, in_order
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.defaults import SMALL_CONTEXT_TOKENS, model_context_tokens
 from heddle_dask.engines.spec import DEFAULT_KIND, ENGINE_KINDS, EngineOptions, engine_kind
@@ -42,21 +43,23 @@ def engine_option(default: str = DEFAULT_KIND, *others: str) -> Callable[[F], F]
 T = TypeVar("T", str, tuple[str, ...])
 
 
-def vllm_engine_options(function: F) -> F:
+def gpu_options(function: F) -> F:
+    """How engines use GPUs; the same for every command that starts engines."""
     options = [
+        click.option("--engines-per-gpu", type=COUNT, default=None, help="Engines that share each GPU [default: 1]."),
         click.option(
             "--gpu-memory-utilization",
             type=click.FloatRange(min=0, min_open=True, max=1),
             default=None,
-            help="Share of a GPU's memory for vLLM [default: vLLM's own].",
+            help="Share of a GPU's memory for one engine of vLLM [default: vLLM's own, divided by its engines].",
+        ),
+        click.option(
+            "--kv-cache-gib",
+            type=POSITIVE,
+            default=None,
+            help="KV cache of an engine on each GPU [default: what its share of the memory leaves; on CPUs 1].",
         ),
         click.option("--quantization", default=None, help="vLLM's name of a method [default: the model's own]."),
-        click.option(
-            "--logprobs",
-            type=click.Choice(get_args(Logprobs)),
-            default=None,
-            help="raw: the model's; processed: of what was sampled from [default: raw].",
-        ),
         click.option(
             "--engine-arg",
             "engine_args",
@@ -68,29 +71,37 @@ def vllm_engine_options(function: F) -> F:
     return add(function)
 
 
+LOGPROBS = click.option(
+    "--logprobs",
+    type=click.Choice(get_args(Logprobs)),
+    default=None,
+    help="raw: the model's; processed: of what was sampled from [default: raw].",
+)
+
+
 def parsed_vllm_options(
-    engine: str,
-    gpu_memory_utilization: float | None,
-    quantization: str | None,
-    logprobs: str | None,
-    engine_args: Sequence[str],
+    engine: str, asked: Mapping[str, Any], base: EngineOptions | None = None
 ) -> EngineOptions | None:
-    """The options of a vLLM engine; None where none was given."""
-    given = {
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "quantization": quantization,
-        "logprobs": logprobs,
-        "extra_args": extra_arguments(engine_args) or None,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
+    """The options of `gpu_options` and `LOGPROBS` as a vLLM engine takes them, on top of `base`; `base` without any.
+
+    Parameters
+    ----------
+    asked
+        Values of the command's options, by name.
+    """
+    names = ("gpu_memory_utilization", "kv_cache_gib", "quantization", "logprobs")
+    given = {name: asked[name] for name in names if asked.get(name) is not None}
+    extra_args = extra_arguments(asked["engine_args"])
+    if extra_args:
+        given["extra_args"] = (*getattr(base, "extra_args", ()), *extra_args)
     if not given:
-        return None
+        return base
     kind = engine_kind(engine)
     lacking = [name for name in given if name not in kind.options_type.names()]
     if lacking:
         option = lacking[0].replace("extra_args", "engine_arg").replace("_", "-")
         raise BadInput(f"--{option} is an option of vLLM engines, not of {kind.name} ones: leave it out")
-    return kind.options_type.from_mapping(given)
+    return kind.options_type.from_mapping(given) if base is None else replace(base, **given)
 
 
 def import_from_here() -> str:
@@ -122,15 +133,16 @@ def shipped_model() -> Path:
     )
 
 
-def chosen_model(model: str | None, engine: str) -> str:
+def chosen_model(model: str | None, engine: str, options: EngineOptions | None = None) -> str:
     """The model directory asked for, checked, or the shipped one.
 
     The path is made absolute: workers and later readers of the run have other working directories. The emulated
-    engine needs no weights, but a directory for the tokenizer.
+    engine needs no weights, but a directory for the tokenizer; so do `options` of vLLM that make weights up.
     """
     if model is None:
         return str(shipped_model())
-    engine_kind(engine).check_model(model)
+    kind = engine_kind(engine)
+    kind.check_model(model, options or kind.options_type())
     if not Path(model).is_dir():
         hint = "give a directory with a tokenizer"
         if _HUB.match(model):

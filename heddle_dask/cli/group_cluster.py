@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from distributed import Client
 
 from heddle_dask.cli.cluster_choice import cluster_client
+from heddle_dask.cli.engine_option import parsed_vllm_options
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.toml_table import read_toml
 from heddle_dask.live.clusters.slurm.cluster import SlurmCluster
@@ -23,6 +25,13 @@ _SAID_BY_GROUPS = {
     "tool_workers": "each group's minimum and maximum",
     "tool_cpus": "each group's tool-cpus",
     "tp_degrees": "each group's tp-degree",
+    "engines_per_gpu": "each group's engines-per-gpu",
+}
+_OF_ENGINES = {
+    "tp_degree": "TP degree",
+    "engines_per_gpu": "number of engines on a GPU",
+    "gpu_memory_utilization": "share of a GPU's memory",
+    "kv_cache_gib": "size of KV cache",
 }
 
 
@@ -52,20 +61,30 @@ def check_plan(plan: ClusterPlan, path: Path, given: frozenset[str]) -> None:
             raise BadInput(
                 f"--cluster {path}: no group has role = {role!r}, and a rollout needs workers for {needs}: add one"
             )
-    engine_tp_degree(plan)
+    for field in _OF_ENGINES:
+        _of_all_groups(plan, field)
 
 
-def engine_tp_degree(plan: ClusterPlan) -> int:
-    by_degree = {group.tp_degree: group.name for group in plan.groups.values() if group.role == "rollout"}
-    if len(by_degree) > 1:
-        told = ", ".join(f"{name} has {degree}" for degree, name in by_degree.items())
-        raise BadInput(f"engines of a rollout have one TP degree ({told}): use the same tp-degree in all groups")
-    return next(iter(by_degree), 1)
+def _of_all_groups(plan: ClusterPlan, field: str) -> Any:
+    """What all groups with engines say of them; all engines of a rollout are alike."""
+    by_value = {getattr(group, field): group.name for group in plan.groups.values() if group.role == "rollout"}
+    if len(by_value) > 1:
+        told = ", ".join(f"{name} has {value}" for value, name in by_value.items())
+        key = field.replace("_", "-")
+        raise BadInput(f"engines of a rollout have one {_OF_ENGINES[field]} ({told}): use the same {key} in all groups")
+    return next(iter(by_value))
 
 
 def engines_of_groups(engines: Engines, plan: ClusterPlan, model: str, tokens: int | None, seed: int) -> Engines:
-    """The engines of the command line at the TP degree of the groups."""
-    degree = engine_tp_degree(plan)
+    """The engines of the command line at the TP degree of the groups, with their parts of the GPUs."""
+    degree, per_gpu = _of_all_groups(plan, "tp_degree"), _of_all_groups(plan, "engines_per_gpu")
+    memory = {name: _of_all_groups(plan, name) for name in ("gpu_memory_utilization", "kv_cache_gib")}
+    memory = {name: value for name, value in memory.items() if value is not None}
+    if memory:
+        asked = {**memory, "engine_args": ()}
+        engines = replace(engines, options=parsed_vllm_options(engines.kind, asked, engines.options))
+    if per_gpu > 1:
+        engines = replace(engines, engines_per_gpu=per_gpu)
     if degree == 1:
         return engines
     spec = engines.spec_for(model, tokens, seed)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from heddle_dask.cli.engine_option import engine_option
+from heddle_dask.cli.engine_option import engine_option, gpu_options, parsed_vllm_options
 from heddle_dask.cli.shared_options import COUNT, TOKENS, print_json, shared_options
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.spec import DEFAULT_KIND
 
 if TYPE_CHECKING:
     from heddle_dask.cost.measured import MeasuredTable, TableFit
-    from heddle_dask.engines.spec import EngineSpec
+    from heddle_dask.engines.spec import EngineOptions, EngineSpec
 
 
 @click.command("profile")
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 @click.option("--slots", type=COUNT, default=None, help="Largest batch [default: 8, of operators 256].")
 @click.option("--tp-degree", type=COUNT, default=1, show_default=True, help="GPUs of the engine.")
 @click.option("--dtype", default="auto", show_default=True, help="Type of the weights, for vLLM.")
+@gpu_options
 @click.option(
     "--max-context-tokens",
     type=TOKENS,
@@ -68,6 +69,7 @@ def profile(
     overwrite: bool,
     as_json: bool,
     seed: int,
+    **gpu_values: Any,
 ) -> None:
     """Measure the time per token by batch and context, prefill and KV transfer of one engine, and write a table.
 
@@ -78,12 +80,15 @@ def profile(
     from heddle_dask.profiling.engines import model_name
 
     if engine == "operators":
-        if engines > 1 or kv_transfer or dtype != "auto":
-            raise BadInput("--engine operators starts no engine: leave out --engines, --kv-transfer and --dtype")
+        if engines > 1 or kv_transfer or dtype != "auto" or any(gpu_values.values()):
+            raise BadInput("--engine operators starts no engine: leave out --kv-transfer and the options of engines")
         sizes = {"slots": slots, "max_context_tokens": max_context_tokens, "repeats": repeats}
         chosen, measured = _operators(model, tp_degree, torch_device, device, sizes, seed)
     else:
-        chosen, limit = _engine_model(model, engine, max_context_tokens, tp_degree, profile)
+        base = engine_kind(engine).options_for({"profile": profile})
+        options = parsed_vllm_options(engine, gpu_values, base)
+        chosen, limit = _engine_model(model, engine, max_context_tokens, tp_degree, profile, options)
+        per_gpu = gpu_values["engines_per_gpu"] or 1
         spec = EngineSpec(
             engine,
             chosen,
@@ -92,7 +97,8 @@ def profile(
             dtype=dtype,
             tp_degree=tp_degree,
             seed=seed,
-            options=engine_kind(engine).options_for({"profile": profile}),
+            engines_per_gpu=per_gpu,
+            options=options or base,
         )
         measured = _of_engine(spec, tokens, repeats or 5, engines, device, kv_transfer)
     target = out or Path(f"{model_name(chosen)}-tp{tp_degree}.json")
@@ -103,7 +109,12 @@ def profile(
 
 
 def _engine_model(
-    model: str | None, engine: str, max_context_tokens: int | None, tp_degree: int, profile: str
+    model: str | None,
+    engine: str,
+    max_context_tokens: int | None,
+    tp_degree: int,
+    profile: str,
+    options: EngineOptions | None,
 ) -> tuple[str, int]:
     """The model's directory, and the longest context; refuses a model or degree that cannot run."""
     from heddle_dask.cli.engine_option import chosen_model, context_limit
@@ -112,7 +123,7 @@ def _engine_model(
     from heddle_dask.cost.model_config import read_shape
     from heddle_dask.engines.spec import engine_kind
 
-    chosen = chosen_model(model, engine)
+    chosen = chosen_model(model, engine, options)
     check_degree(read_shape(chosen), tp_degree)
     if engine_kind(engine).takes_cost:
         load_profile(profile, tp_degree)

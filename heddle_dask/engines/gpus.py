@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 # A node has at most so many GPUs. Taken for its number where nvidia-smi is absent; CUDA then refuses those that are not
 # there.
 _MOST_GPUS = 16
 _QUERY = ("nvidia-smi", "--query-gpu=index,name,memory.total,memory.used", "--format=csv,noheader,nounits")
 _ANSWER_S = 20.0
+CUDA_DEVICES = Path("/dev/nvidiactl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,3 +65,8 @@ def usable_gpus(
         return named
     found = installed()
     return tuple(map(str, range(_MOST_GPUS))) if found is None else tuple(gpu.index for gpu in found)
+
+
+def present_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The GPUs of a process that also runs without one: as `usable_gpus`, none where this machine has no driver."""
+    return () if named_gpus(environ) is None and not CUDA_DEVICES.exists() else usable_gpus(environ)

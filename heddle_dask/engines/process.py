@@ -31,6 +31,7 @@ from heddle_dask.engines.contract import (
     GenerateRequest,
     SamplingParams,
 )
+from heddle_dask.engines.kept_logs import kept_log
 from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.engines.supervised_process import SupervisedProcess
 
@@ -138,7 +139,8 @@ class EngineProcess:
         """
         if self._supervised is not None:
             raise HeddleError("this engine was started before: make a new EngineProcess")
-        command = self._kind.command(self.spec, self._address)
+        # In a thread: on GPUs it asks nvidia-smi.
+        command = await asyncio.to_thread(self._kind.command, self.spec, self._address)
         self._supervised = SupervisedProcess(
             command.argv,
             self._directory,
@@ -246,7 +248,7 @@ class EngineProcess:
         cause = likely_cause(self.log_tail(_CAUSE_LINES))
         message = f"{self.spec.kind} engine for {self.spec.model} {what}"
         message += f": {cause}" if cause else ""
-        return EngineStartError(f"{message} (log: {self.log_path})", tail)
+        return EngineStartError(f"{message} (log: {kept_log(self.log_path, self._mark)})", tail)
 
 
 def likely_cause(lines: tuple[str, ...]) -> str:

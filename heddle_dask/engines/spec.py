@@ -135,6 +135,8 @@ class EngineSpec:
     devices
         Names of the GPUs of a kind that uses GPUs (``CUDA_VISIBLE_DEVICES``), one for each of `tp_degree`. Empty: those
         that its owner sees.
+    engines_per_gpu
+        Engines of this description that share each of their GPUs, with equal parts of its memory.
     steps_ahead
         How many steps beyond `slots` may wait in the engine's own queue. The next iteration then fills a slot that a
         step leaves; otherwise it would stay empty until the step's end is known here and another step has been sent.
@@ -162,6 +164,7 @@ class EngineSpec:
     tcp: bool = False
     options: EngineOptions = _DEFAULT_OPTIONS
     hardware: str = ""
+    engines_per_gpu: int = 1
 
     def __post_init__(self) -> None:
         options_type = engine_kind(self.kind).options_type
@@ -178,6 +181,7 @@ class EngineSpec:
             ("steps_ahead", 0),
             ("max_model_len", 2),
             ("tp_degree", 1),
+            ("engines_per_gpu", 1),
             ("seed", 0),
         ):
             value = getattr(self, name)
@@ -212,8 +216,11 @@ class EngineSpec:
     def to_mapping(self) -> dict[str, Any]:
         """A JSON-able mapping from which `from_mapping` makes an equal spec."""
         mapping = {field.name: getattr(self, field.name) for field in fields(self)}
-        if not self.hardware:  # as runs were stored before there were classes
+        # As runs were stored before there were classes, and engines that share a GPU.
+        if not self.hardware:
             del mapping["hardware"]
+        if self.engines_per_gpu == 1:
+            del mapping["engines_per_gpu"]
         return {**mapping, "devices": list(self.devices), "options": self.options.to_mapping()}
 
     @classmethod
@@ -236,7 +243,7 @@ class StartsEngines(Protocol):
     def check_installed(self) -> None:
         """Raise `BadInput` when this Python cannot start such an engine."""
 
-    def check_model(self, model: str) -> None:
+    def check_model(self, model: str, options: EngineOptions) -> None:
         """Raise `BadInput` when the engine cannot load the model for a reason visible from outside."""
 
     def check_tp_degree(self, model: str, tp_degree: int) -> None:

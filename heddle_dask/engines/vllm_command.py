@@ -94,6 +94,9 @@ DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
 INSTALL_GPU_BUILD = "`pip install -c constraints-gpu.txt '.[gpu]'` in a checkout of heddle_dask"
 _INSTALL = f"run {INSTALL_GPU_BUILD}, or on a machine without GPUs `sh scripts/install.sh` there"
 
+GPU_SHARE = 0.9
+"""Share of a GPU's memory that all engines on it take together: vLLM's own default for one."""
+
 KV_LEASE_S = 60
 """Whole seconds that exported blocks stay pinned on the source when no target reads them."""
 
@@ -115,7 +118,8 @@ class VllmOptions(EngineOptions):
     Attributes
     ----------
     kv_cache_gib
-        KV cache of a CPU build. On GPUs vLLM sizes the cache itself, see `gpu_memory_utilization`.
+        KV cache of each GPU, or of a CPU build. None: 1 GiB on CPUs; on a GPU what its share of the memory leaves: as
+        vLLM measures it, or by the model's configuration where engines share the GPU.
     extra_args
         Appended to vLLM's command line as they are. They are stored with the run: no secrets.
     cpu_threads
@@ -131,7 +135,7 @@ class VllmOptions(EngineOptions):
         The engine can receive weights that a trainer broadcasts (docs/weight-updates.md).
     """
 
-    kv_cache_gib: float = 1.0
+    kv_cache_gib: float | None = None
     extra_args: tuple[str, ...] = ()
     cpu_threads: int = 1
     gpu_memory_utilization: float | None = None
@@ -140,7 +144,8 @@ class VllmOptions(EngineOptions):
     weight_transfer: bool = False
 
     def __post_init__(self) -> None:
-        self._check_positive("kv_cache_gib")
+        if self.kv_cache_gib is not None:
+            self._check_positive("kv_cache_gib")
         self._check_whole("cpu_threads", 1)
         share = self.gpu_memory_utilization
         if share is not None and not (is_finite(share) and 0 < share <= 1):
@@ -186,18 +191,32 @@ def check_kv_transfer() -> None:
         raise BadInput(f"KV transfers need NIXL, which is not installed in {sys.prefix}: `pip install nixl`")
 
 
-def check_model(model: str) -> None:
+def argument_of(arguments: Sequence[str], name: str) -> str | None:
+    """The value of an argument of vLLM's command line, ``""`` for one without; None where it is not among them."""
+    found = None
+    for at, argument in enumerate(arguments):
+        given, equals, value = argument.partition("=")
+        if given.removeprefix("--").replace("_", "-") == name and argument.startswith("--"):
+            following = arguments[at + 1] if at + 1 < len(arguments) else "--"
+            found = value if equals else "" if following.startswith("--") else following
+    return found
+
+
+def check_model(model: str, *, weights: bool = True) -> None:
     """Refuse a model that vLLM cannot load for a reason visible from outside.
 
-    A name that is not a path is left to vLLM: it may be a model to download.
+    A name that is not a path is left to vLLM: it may be a model to download. Without `weights` (``load-format=dummy``)
+    a configuration is enough.
     """
     path = Path(model)
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise BadInput(f"model directory {model} is no model: it has no config.json")
-        kinds = ("*.safetensors", "*.bin", "*.gguf")
-        if not any(next(path.glob(kind), None) for kind in kinds):
-            raise BadInput(f"model directory {model} is no model: it has no weights (*.safetensors)")
+        if weights and not any(next(path.glob(kind), None) for kind in ("*.safetensors", "*.bin", "*.gguf")):
+            raise BadInput(
+                f"model directory {model} is no model: it has no weights (*.safetensors); "
+                "--engine-arg load-format=dummy makes some up"
+            )
     elif path.exists():
         raise BadInput(f"model {model} is a file: give the model's directory")
     elif model.startswith(("/", ".", "~")) or model.count("/") > 1:
@@ -252,8 +271,8 @@ def vllm_command(
         env["HF_HUB_OFFLINE"] = "1"
     if options.quantization is not None:
         argv += ["--quantization", options.quantization]
-    if build == "gpu" and options.gpu_memory_utilization is not None:
-        argv += ["--gpu-memory-utilization", str(options.gpu_memory_utilization)]
+    if build == "gpu":
+        argv += _gpu_memory(spec, options)
     parts = []
     if build == "cpu":
         parts.append(_cpu_build(spec, options))
@@ -266,6 +285,36 @@ def vllm_command(
         argv += part.argv
         env |= part.env
     return EngineCommand((*argv, *options.extra_args), env)
+
+
+def _gpu_memory(spec: EngineSpec, options: VllmOptions) -> list[str]:
+    """The engine's part of each GPU; with a stated KV cache, starts of engines on one GPU measure nothing."""
+    argv = []
+    if options.gpu_memory_utilization is not None or spec.engines_per_gpu > 1:
+        argv += ["--gpu-memory-utilization", f"{memory_share(spec):g}"]
+    if options.kv_cache_gib is not None:
+        argv += ["--kv-cache-memory-bytes", str(int(options.kv_cache_gib * 2**30))]
+    return argv
+
+
+def memory_share(spec: EngineSpec) -> float:
+    """The share of each GPU's memory that the engine may take.
+
+    Raises
+    ------
+    BadInput
+        The engines that share a GPU would take more than all of it.
+    """
+    asked = vllm_options(spec.options).gpu_memory_utilization
+    if asked is None:
+        return round(GPU_SHARE / spec.engines_per_gpu, 4)
+    if asked * spec.engines_per_gpu > 1:
+        most = math.floor(100 / spec.engines_per_gpu) / 100
+        raise BadInput(
+            f"{spec.engines_per_gpu} engines on a GPU with gpu_memory_utilization {asked:g} each take "
+            f"{asked * spec.engines_per_gpu:.0%} of its memory: use at most {most:g}, or leave it out"
+        )
+    return asked
 
 
 def _worker_extension(options: VllmOptions) -> tuple[str, ...]:
@@ -282,7 +331,7 @@ def _cpu_build(spec: EngineSpec, options: VllmOptions) -> EngineCommand:
     whole_prompts = ("--no-enable-chunked-prefill", "--max-num-batched-tokens", str(batched_tokens))
     env = {
         # vLLM reads whole GiB only.
-        "VLLM_CPU_KVCACHE_SPACE": str(math.ceil(options.kv_cache_gib)),
+        "VLLM_CPU_KVCACHE_SPACE": str(math.ceil(options.kv_cache_gib or 1.0)),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(options.cpu_threads),
     }

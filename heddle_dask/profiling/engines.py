@@ -14,8 +14,9 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
-from os import getloadavg, sched_getaffinity
+from os import environ, getloadavg, sched_getaffinity
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from heddle_dask.cost.iteration import BLOCK_TOKENS
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.cost.model_config import read_shape
 from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.profiling.plan import STEP_TOKENS, ProfilePlan, measure_kv_transfer
@@ -112,12 +114,27 @@ def _load_average(on_progress: Callable[[str], None]) -> float:
     return load
 
 
+def on_gpus_of_their_own(spec: EngineSpec, count: int, variables: Mapping[str, str]) -> list[EngineSpec]:
+    """So many engines, with the GPUs of each where they use some and name none."""
+    if spec.devices or not engine_kind(spec.kind).uses_gpus():
+        return [spec] * count
+    gpus, degree = usable_gpus(variables), spec.tp_degree
+    firsts = [number // spec.engines_per_gpu * degree for number in range(count)]
+    if firsts[-1] + degree > len(gpus):
+        raise BadInput(
+            f"{count} engines need {firsts[-1] + degree} GPUs, this process sees {len(gpus)}: use fewer engines, "
+            "or more --engines-per-gpu"
+        )
+    return [replace(spec, devices=gpus[first : first + degree]) for first in firsts]
+
+
 async def _started(
     spec: EngineSpec, count: int, stack: AsyncExitStack, on_progress: Callable[[str], None]
 ) -> tuple[list[EngineClient], float]:
     """Clients of engines that `stack` stops, and the seconds until all engines answered."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-profile-")))
-    processes = [EngineProcess(spec, directory / str(number)) for number in range(count)]
+    specs = on_gpus_of_their_own(spec, count, environ)
+    processes = [EngineProcess(each, directory / str(number)) for number, each in enumerate(specs)]
     for process in processes:
         stack.push_async_callback(process.stop)
     on_progress(f"starting {count} engines" if count > 1 else "starting the engine")

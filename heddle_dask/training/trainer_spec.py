@@ -62,6 +62,9 @@ class TrainerSpec:
         ``"cpu"``, ``"cuda"``, or ``"auto"``: cuda where there is one.
     ranks
         Processes that share each batch (FSDP2), one for each GPU.
+    shares_gpus
+        False: the ranks have GPUs that no engine and no model service uses. True: the first that the trainer sees,
+        whatever else runs there.
     threads
         CPU threads of each process; None: as the worker says, else 1.
     gradient_checkpointing
@@ -101,6 +104,7 @@ class TrainerSpec:
     dtype: TrainingDtype = "float32"
     device: str = "auto"
     ranks: int = 1
+    shares_gpus: bool = False
     threads: int | None = None
     seed: int = 0
     gradient_checkpointing: bool = False
@@ -174,6 +178,7 @@ _CHOICES = {
     "dtype": get_args(TrainingDtype),
     "device": ("auto", "cpu", "cuda"),
     "packed": (True, False),
+    "shares_gpus": (True, False),
     "gradient_checkpointing": (True, False),
 }
 

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -19,6 +20,7 @@ from worlds.record_builders import plain_trajectory
 
 from heddle_dask.cli.cluster_choice import LocalShape
 from heddle_dask.cli.doctor import checks
+from heddle_dask.cli.engine_option import chosen_model, shipped_model
 from heddle_dask.cli.main import heddle
 from heddle_dask.cli.rollout.progress import Meter, duration
 from heddle_dask.cli.rollout.summary import Tally
@@ -28,6 +30,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.journal_codec import gap
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.engines.gpus import InstalledGpu
+from heddle_dask.engines.vllm_command import VllmOptions
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.driver.files.continuation import task_list
 from heddle_dask.live.driver.files.run_writer import journal_path
@@ -680,7 +683,7 @@ def test_doctor_checks_and_says_so_in_one_line_each():
 
 def test_doctor_tells_each_gpu_and_which_are_usable(monkeypatch):
     found = (InstalledGpu("0", "NVIDIA H100", 81920, 1024), InstalledGpu("1", "NVIDIA H100", 81920, 0))
-    monkeypatch.setattr(checks, "_CUDA_DEVICES", Path("/dev/null"))
+    monkeypatch.setattr(checks, "CUDA_DEVICES", Path("/dev/null"))
     monkeypatch.setattr("heddle_dask.engines.vllm_command.installed_vllm_build", lambda: "gpu")
     monkeypatch.setattr(checks, "installed_gpus", lambda: found)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -689,8 +692,29 @@ def test_doctor_tells_each_gpu_and_which_are_usable(monkeypatch):
     assert check.found.endswith(
         "; GPU 0 NVIDIA H100, 79 of 80 GiB free; GPU 1 NVIDIA H100, 80 of 80 GiB free; CUDA_VISIBLE_DEVICES: 1"
     )
+    model = checks._model(None)
+    assert model.verdict == "ok" and model.found.endswith("; free: GPU 0 79.0 GiB, GPU 1 80.0 GiB")
+    monkeypatch.setattr(checks, "installed_gpus", lambda: (InstalledGpu("0", "NVIDIA T4", 1024, 0),))
+    assert checks._model(None).verdict == "warn"
     monkeypatch.setattr(checks, "installed_gpus", lambda: None)
     assert checks._accelerator().verdict == "warn"
+
+
+def test_doctor_knows_the_other_distribution_of_xgboost(monkeypatch):
+    versions = {name: "1.0" for name in checks._PACKAGES if name != "xgboost"}
+    monkeypatch.setattr(checks, "_version", versions.get)
+    assert checks._packages().advice == "run `pip install xgboost`"
+    versions["xgboost-cpu"] = "3.2.0"
+    assert checks._packages().verdict == "ok" and "xgboost-cpu 3.2.0" in checks._packages().found
+
+
+def test_a_folder_without_weights_is_a_model_where_vllm_makes_them_up(tmp_path):
+    for file in ("config.json", "tokenizer.json"):
+        shutil.copy(shipped_model() / file, tmp_path)
+    with pytest.raises(BadInput, match=r"no weights \(\*.safetensors\); --engine-arg load-format=dummy makes some up"):
+        chosen_model(str(tmp_path), "vllm")
+    for extra_args in (("--load-format", "dummy"), ("--load-format=dummy",)):
+        assert chosen_model(str(tmp_path), "vllm", VllmOptions(extra_args=extra_args)) == str(tmp_path)
 
 
 def test_doctor_fails_when_the_scheduler_does_not_answer():

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from heddle_dask.cli.group_cluster import engine_tp_degree, engines_of_groups, plan_of_file
+from heddle_dask.cli.group_cluster import engines_of_groups, plan_of_file
 from heddle_dask.cli.main import heddle
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.vllm_command import VllmOptions
 from heddle_dask.live.driver.options import Engines
 
 TOOLS = '[groups.cpu]\nrole = "tool"\npartition = "cpu"\n'
@@ -88,7 +89,7 @@ def test_a_file_without_groups_describes_one_local_cluster():
 def test_engines_have_the_degree_of_their_groups(model_dir):
     Path("c.toml").write_text(GPUS + 'tp-degree = 2\ngres = "gpu:4"\nengines = 2\n' + TOOLS)
     plan = plan_of_file(Path("c.toml"))
-    assert plan is not None and engine_tp_degree(plan) == 2
+    assert plan is not None
     asked = Engines("emulated", slots=8, cost={"profile": "qwen3-8b-h100"})
     made = engines_of_groups(asked, plan, model_dir, 512, 3)
     spec = made.spec_for(model_dir, 512, 3)
@@ -103,6 +104,20 @@ def test_engines_have_the_degree_of_their_groups(model_dir):
     Path("c.toml").write_text(GPUS + TOOLS)
     plan = plan_of_file(Path("c.toml"))
     assert plan is not None and engines_of_groups(asked, plan, model_dir, 512, 3) is asked
+
+
+def test_engines_have_the_parts_of_gpus_of_their_groups(model_dir):
+    shares = 'engines = 4\nengines-per-gpu = 2\ngres = "gpu:2"\nkv-cache-gib = 6\ngpu-memory-utilization = 0.4\n'
+    Path("c.toml").write_text(GPUS + shares + TOOLS)
+    plan = plan_of_file(Path("c.toml"))
+    assert plan is not None
+    spec = engines_of_groups(Engines("vllm"), plan, model_dir, 512, 3).spec_for(model_dir, 512, 3)
+    assert spec.engines_per_gpu == 2
+    assert spec.options == VllmOptions(kv_cache_gib=6.0, gpu_memory_utilization=0.4)
+    printed = invoke("doctor", "--cluster", "c.toml", "--job-scripts").stdout
+    assert " --workers 4 --tp-degree 1 --engines-per-gpu 2 " in printed
+    too_few = GPUS + shares.replace("gpu:2", "gpu:1") + TOOLS
+    assert "4 engines of TP degree 1, 2 on each GPU, need 2 GPUs, and a job asks for 1" in refused(too_few)
 
 
 # -- doctor ----------------------------------------------------------------------------------------

@@ -90,12 +90,14 @@ def test_a_range_of_ports_has_two_ends(ports: str) -> None:
 @given(
     workers=st.integers(1, 8),
     degree=st.integers(1, 4),
+    sharers=st.integers(1, 3),
     names=st.lists(st.integers(0, 99).map(str), unique=True, max_size=40),
 )
-def test_each_worker_has_gpus_of_its_own(workers: int, degree: int, names: list[str]) -> None:
-    options = JobOptions(ADDRESS, "gpu-0", workers=workers, tp_degree=degree)
+def test_each_worker_has_gpus_of_its_own(workers: int, degree: int, sharers: int, names: list[str]) -> None:
+    options = JobOptions(ADDRESS, "gpu-0", workers=workers, tp_degree=degree, engines_per_gpu=sharers)
+    needed = -(-workers // sharers) * degree
     environ = {"CUDA_VISIBLE_DEVICES": ",".join(names)}
-    if names and len(names) < workers * degree:
+    if names and len(names) < needed:
         with pytest.raises(BadInput, match="--gres"):
             gpu_slices(options, environ)
         return
@@ -104,8 +106,9 @@ def test_each_worker_has_gpus_of_its_own(workers: int, degree: int, names: list[
     if not names:
         assert slices == [None] * workers
         return
-    given_out = [gpu for each in slices if each is not None for gpu in each.split(",")]
-    assert given_out == names[: workers * degree], "each once, in order"
+    given_out = [gpu for each in slices[::sharers] if each is not None for gpu in each.split(",")]
+    assert given_out == names[:needed], "each once, in order"
+    assert all(slices.count(each) <= sharers for each in slices)
     assert {len(each.split(",")) for each in slices if each is not None} == {degree}
 
 

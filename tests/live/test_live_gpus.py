@@ -13,11 +13,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
 from worlds.gpu_engine import CHOSEN_CONTEXT_TOKENS, CHOSEN_SLOTS
 from worlds.live_agents import ToolAgent
 from worlds.live_world import cluster, kill, run, worker_process
 
+from heddle_dask.cli.train.command import train
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.gpus import InstalledGpu, named_gpus, parsed_gpus, usable_gpus
@@ -31,7 +35,7 @@ from heddle_dask.live.scheduler.gpu_seats import GpuSeats
 from heddle_dask.live.wire.driver_messages import GetCapacity
 from heddle_dask.live.wire.messages import SLOT_RESOURCE
 from heddle_dask.live.wire.transport import ask_scheduler
-from heddle_dask.live.wire.worker_messages import EngineWorkerReport
+from heddle_dask.live.wire.worker_messages import EngineWorkerReport, GpuHolder, TakeGpus
 from heddle_dask.live.worker.rollout_worker import PLUGIN_NAME, RolloutWorker
 from heddle_dask.preload import rollout_worker
 from heddle_dask.records.reader import RunReader
@@ -65,14 +69,21 @@ class Seated:
     def __init__(self) -> None:
         self.ordered: list[tuple[str, list[str]]] = []
         self.refused: dict[str, str] = {}
+        self.granted: dict[str, tuple[str, ...]] = {}
         self.seats = GpuSeats(self.host, self.refused.__setitem__)
 
     async def host(self, worker: str, spec: Mapping[str, Any]) -> None:
         self.ordered.append((worker, spec["devices"]))
 
-    def asks(self, worker: str, gpus: str, tp_degree: int = 1, node: str = "n") -> None:
-        report = EngineWorkerReport(worker, node, 1, tuple(gpus.split()), {"tp_degree": tp_degree})
-        self.seats.worker_asks(worker, report)
+    def asks(self, worker: str, gpus: str, tp_degree: int = 1, node: str = "n", sharers: int = 1) -> None:
+        wants = {"tp_degree": tp_degree, "engines_per_gpu": sharers}
+        self.seats.worker_asks(worker, EngineWorkerReport(worker, node, 1, tuple(gpus.split()), wants))
+
+    def takes(self, worker: str, gpus: str, count: int, holder: GpuHolder = "trainer") -> None:
+        try:
+            self.granted[worker] = self.seats.take(TakeGpus(worker, worker, "n", tuple(gpus.split()), count, holder))
+        except BadInput as error:
+            self.refused[worker] = str(error)
 
 
 def seated(*steps: Any) -> Seated:
@@ -107,7 +118,7 @@ def test_too_few_gpus_are_one_line_and_the_worker_gets_those_that_become_free() 
     made = seated(lambda s: s.asks("a", "0 1"), lambda s: s.asks("b", "0 1", 2))
     assert made.ordered == [("a", ["0"])]
     assert made.refused["b"] == (
-        "an engine of 2 GPU(s) on n finds 1 free: worker b sees 2 GPU(s) (0, 1), other engines have the rest; start "
+        "an engine of 2 GPU(s) on n finds 1 free: worker b sees 2 GPU(s) (0, 1), engines have the rest; start "
         "fewer engines, or set CUDA_VISIBLE_DEVICES"
     )
     made = seated(
@@ -116,12 +127,73 @@ def test_too_few_gpus_are_one_line_and_the_worker_gets_those_that_become_free() 
         lambda s: s.seats.forget_worker("a"),
     )
     assert made.ordered[-1] == ("b", ["0", "1"])
-    assert made.seats.taken == {"b": ("0", "1")}
+    assert made.seats.taken == {("b", "engine"): ("0", "1")}
+
+
+EIGHT = "0 1 2 3 4 5 6 7"
+
+
+def test_engines_trainer_and_services_of_a_node_have_gpus_of_their_own() -> None:
+    engines = [lambda s, name=name: s.asks(name, EIGHT) for name in "abcd"]
+    trainer_first = seated(lambda s: s.takes("t", EIGHT, 4), *engines)
+    assert trainer_first.granted == {"t": ("0", "1", "2", "3")}
+    assert [gpus for _, gpus in trainer_first.ordered] == [["4"], ["5"], ["6"], ["7"]]
+    made = seated(
+        *engines,
+        lambda s: s.takes("t", EIGHT, 3),
+        lambda s: s.takes("m", EIGHT, 2, "services"),
+        lambda s: s.seats.give_back("t", "trainer"),
+        lambda s: s.takes("m", EIGHT, 4, "services"),
+    )
+    assert made.granted == {"t": ("4", "5", "6"), "m": ("4", "5", "6", "7")}
+    assert made.refused == {
+        "m": "a host of model services of 2 GPU(s) on n finds 1 free: worker m sees 8 GPU(s) (0, 1, 2, 3, 4, 5, 6, 7), "
+        "engines and trainers have the rest; start fewer engines, or set CUDA_VISIBLE_DEVICES"
+    }
+
+
+def test_a_trainer_that_ends_makes_room_for_the_engine_that_waits() -> None:
+    made = seated(
+        lambda s: s.takes("t", "0 1", 2), lambda s: s.asks("a", "0 1"), lambda s: s.seats.give_back("t", "trainer")
+    )
+    assert "a" in made.refused
+    assert made.ordered == [("a", ["0"])]
+
+
+def test_engines_share_a_gpu_only_with_their_like_and_fill_it_first() -> None:
+    made = seated(
+        lambda s: s.asks("a", "0 1 2", sharers=2),
+        lambda s: s.asks("b", "0 1 2"),
+        lambda s: s.asks("c", "0 1 2", sharers=2),
+        lambda s: s.asks("d", "0 1 2", sharers=2),
+        lambda s: s.takes("t", "0 1 2", 1),
+    )
+    assert made.ordered == [("a", ["0"]), ("b", ["1"]), ("c", ["0"]), ("d", ["2"])]
+    assert "t" in made.refused, "the place beside an engine is no trainer's"
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("abcdefgh"), st.integers(1, 3), st.sampled_from([1, 2]), st.booleans()), max_size=12
+    )
+)
+def test_no_gpu_has_more_than_it_may_have(asks: list[tuple[str, int, int, bool]]) -> None:
+    made = seated(
+        *(
+            (lambda s, w=w, n=n: s.takes(w, "0 1 2 3", n))
+            if takes
+            else (lambda s, w=w, n=n, k=k: s.asks(w, "0 1 2 3", n, sharers=k))
+            for w, n, k, takes in asks
+        )
+    )
+    for gpu in "0123":
+        sharers = [seat.sharers for seat in made.seats._seats.values() if gpu in seat.gpus]
+        assert len(sharers) <= max(sharers, default=1) and len(set(sharers)) <= 1
 
 
 def test_a_worker_that_asks_again_gives_its_gpus_back_first() -> None:
     made = seated(lambda s: s.asks("a", "0 1", 2), lambda s: s.asks("a", "0 1"), lambda s: s.asks("b", "0 1"))
-    assert made.seats.taken == {"a": ("0",), "b": ("1",)}
+    assert made.seats.taken == {("a", "engine"): ("0",), ("b", "engine"): ("1",)}
     cleared = seated(lambda s: s.asks("a", "0"), lambda s: s.seats.clear(), lambda s: s.asks("b", "0"))
     assert cleared.ordered == [("a", ["0"]), ("b", ["0"])]
 
@@ -298,3 +370,29 @@ def test_more_engines_than_gpus_are_refused_before_anything_starts(
     assert done.stderr.strip().endswith(
         "--engines 2 need 2 GPUs, this process sees 1 (3): use fewer engines, or set CUDA_VISIBLE_DEVICES"
     )
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        (
+            ("--trainer-ranks", "4"),
+            "--engines 4 and 4 rank(s) of the trainer need 8 GPUs, this process sees 7 (0, 1, 2, 3, 4, 5, 6): use "
+            "fewer engines, --trainer shares_gpus=true with a --gpu-memory-utilization that leaves room for the "
+            "trainer, or set CUDA_VISIBLE_DEVICES",
+        ),
+        (
+            ("--engines-per-gpu", "2", "--trainer-ranks", "6"),
+            "--engines 4 with 2 on each GPU and 6 rank(s) of the trainer need 8 GPUs",
+        ),
+    ],
+)
+def test_engines_and_ranks_that_do_not_fit_are_one_line(
+    more: tuple[str, ...], told: str, model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,4,5,6")
+    asked = ("--engine", GPU, "--engines", "4", "--model", model_dir, "--out", str(tmp_path / "t"), *more)
+    result = CliRunner().invoke(train, asked)
+    assert isinstance(result.exception, BadInput) and told in str(result.exception)
+    assert not (tmp_path / "t").exists()

@@ -64,7 +64,15 @@ def check_weights(found: Path, expected: Path) -> None:
         torch.testing.assert_close(tensor, right[name], rtol=1e-4, atol=2e-6, msg=name)
 
 
-def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(tmp_path: Path) -> None:
+def gpus_of(pid: int) -> str:
+    variables = dict(pair.partition("=")[::2] for pair in Path(f"/proc/{pid}/environ").read_text().split("\0"))
+    return variables.get("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")  # which are not there: it trains on CPUs
     torch.set_num_threads(1)
     spec = TrainerSpec(str(AGENT), str(tmp_path / "checkpoints"), "a", learning_rate=1e-5, adam_epsilon=1e-3, ranks=2)
     alone = Learner(replace(spec, checkpoints=str(tmp_path / "alone"), ranks=1))
@@ -79,9 +87,12 @@ def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(tmp
                 await missing.state()
             assert "\n" not in str(refused.value)
 
+            with pytest.raises(BadInput, match=r"a trainer of 4 GPU\(s\) on .* finds 3 free"):
+                await RemoteTrainer(client, replace(spec, ranks=4)).state()
             remote = RemoteTrainer(client, spec)
             trainer: Trainer = remote
             assert (await trainer.state()).version == version(0)
+            assert gpus_of(await remote.process_id()) == "4,5"
             with pytest.raises(BadInput, match="does not follow a:0"):
                 await trainer.train(batches[1], version(2))
             first = await trainer.train(batches[0], version(1))

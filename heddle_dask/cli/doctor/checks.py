@@ -23,7 +23,8 @@ import psutil
 
 from heddle_dask.cli.engine_option import shipped_model
 from heddle_dask.core.errors import BadInput, HeddleError
-from heddle_dask.engines.gpus import InstalledGpu, installed_gpus, named_gpus
+from heddle_dask.engines.gpu_memory import model_memory
+from heddle_dask.engines.gpus import CUDA_DEVICES, InstalledGpu, installed_gpus, named_gpus
 from heddle_dask.engines.spec import DEFAULT_KIND, EngineSpec, engine_kind
 from heddle_dask.engines.vllm_command import INSTALL_GPU_BUILD, check_model
 from heddle_dask.isolation.cgroups import CGROUP_VARIABLE, CgroupTree, find_cgroups
@@ -38,8 +39,10 @@ _GIB = 1 << 30
 _LEAST_DISK_GIB = 2
 _LEAST_MEMORY_GIB = 4
 _LEAST_OPEN_FILES = 4096
-_PACKAGES = ("dask", "distributed", "zarr", "numpy", "transformers", "xgboost")
-_CUDA_DEVICES = Path("/dev/nvidiactl")
+# The distributions that bring each module.
+_PACKAGES = {name: (name,) for name in ("dask", "distributed", "zarr", "numpy", "transformers")} | {
+    "xgboost": ("xgboost", "xgboost-cpu")
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,7 @@ class Check:
         return " ".join(f"{self.name}: {self.found}{advice}".split())
 
 
-def run_checks(scheduler: str | None) -> Iterator[Check]:
+def run_checks(scheduler: str | None, model: str | None = None) -> Iterator[Check]:
     """Run all checks; yields each result at once."""
     checks: list[Callable[[], Check]] = [
         _python,
@@ -75,7 +78,7 @@ def run_checks(scheduler: str | None) -> Iterator[Check]:
         _accelerator,
         _sandbox,
         _actions,
-        _model,
+        lambda: _model(model),
         _port,
         _disk,
         _memory,
@@ -94,9 +97,12 @@ def _python() -> Check:
 
 
 def _packages() -> Check:
-    versions = {name: _version(name) for name in _PACKAGES}
-    missing = [name for name, version in versions.items() if version is None]
-    found = ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
+    brought = {
+        name: next((f"{each} {version}" for each in distributions if (version := _version(each))), None)
+        for name, distributions in _PACKAGES.items()
+    }
+    missing = [name for name, found in brought.items() if found is None]
+    found = ", ".join(filter(None, brought.values()))
     if missing:
         return Check(
             "packages",
@@ -121,7 +127,7 @@ def _engine() -> Check:
 
 def _accelerator() -> Check:
     cpus = f"{len(os.sched_getaffinity(0))} CPUs"
-    if not _CUDA_DEVICES.exists():
+    if not CUDA_DEVICES.exists():
         return Check("hardware", "ok", f"{cpus}, no NVIDIA GPU")
     kind = engine_kind(DEFAULT_KIND)
     with contextlib.suppress(BadInput):
@@ -171,13 +177,38 @@ def _actions() -> Check:
     return Check("actions", "ok", f"{found}; {len(cores)} cores on {nodes} NUMA node{'s' * (nodes > 1)}")
 
 
-def _model() -> Check:
+def _model(asked: str | None) -> Check:
+    """Whether the model is whole, and its memory beside what is free for it."""
     try:
-        path = shipped_model()
-        check_model(str(path))
+        path = str(asked or shipped_model())
+        check_model(path)
+        name = f"{path}" if asked else f"tiny-agent at {path}"
+        memory = model_memory(path)
     except BadInput as error:
-        return Check("model", "warn", str(error))
-    return Check("model", "ok", f"tiny-agent at {path}")
+        return Check("model", "fail" if asked else "warn", str(error))
+    needed = memory.weight_bytes + memory.workspace_bytes
+    places = _free_memory()
+    free = max(places.values())
+    found = (
+        f"{name}: {_gib(memory.weight_bytes)} of weights, {_gib(memory.workspace_bytes)} of workspace, "
+        f"{1000 * memory.kv_token_bytes / 2**20:.0f} MiB of KV for 1,000 tokens; free: "
+        + ", ".join(f"{place} {_gib(size)}" for place, size in places.items())
+    )
+    if needed > free:
+        return Check("model", "warn", found, "free memory, or divide it by --tp-degree over several GPUs")
+    return Check("model", "ok", found)
+
+
+def _free_memory() -> dict[str, int]:
+    """Free bytes of each place in which an engine of the default kind would have a model."""
+    gpus = installed_gpus() if engine_kind(DEFAULT_KIND).uses_gpus() and CUDA_DEVICES.exists() else ()
+    return {f"GPU {gpu.index}": (gpu.memory_mib - gpu.used_mib) << 20 for gpu in gpus or ()} or {
+        "memory": int(psutil.virtual_memory().available)
+    }
+
+
+def _gib(size: int) -> str:
+    return f"{size / _GIB:.1f} GiB"
 
 
 def _port() -> Check:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     default=None,
     help="Also check this cluster file: SLURM is asked about each group, nothing is submitted.",
 )
+@click.option("--model", default=None, help="Directory of the model whose memory is told [default: the tiny-agent].")
 @click.option("--job-scripts", is_flag=True, help="Only print the job scripts of the groups of --cluster.")
 @shared_options
 @click.pass_context
@@ -33,6 +34,7 @@ def doctor(
     scheduler: str | None,
     cluster: Path | None,
     job_scripts: bool,
+    model: str | None,
     as_json: bool,
     seed: int,
 ) -> None:
@@ -48,13 +50,13 @@ def doctor(
         if job_scripts:
             _print_scripts(plan, as_json)
             return
-    ctx.exit(_print_checks(_all_checks(scheduler, plan), as_json))
+    ctx.exit(_print_checks(_all_checks(scheduler, plan, model), as_json))
 
 
-def _all_checks(scheduler: str | None, plan: ClusterPlan | None) -> Iterable[Check]:
+def _all_checks(scheduler: str | None, plan: ClusterPlan | None, model: str | None) -> Iterable[Check]:
     from heddle_dask.cli.doctor.checks import run_checks
 
-    yield from run_checks(scheduler)
+    yield from run_checks(scheduler, model)
     if plan is not None:
         from heddle_dask.cli.doctor.cluster_file_checks import cluster_checks
 

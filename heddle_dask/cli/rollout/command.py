@@ -8,7 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from heddle_dask.cli.engine_option import strategies_from_here, vllm_engine_options
+from heddle_dask.cli.engine_option import LOGPROBS, gpu_options, strategies_from_here
 from heddle_dask.cli.field_options import Asked, ConfiguredCommand, field_options
 from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, print_json, shared_options
 from heddle_dask.core.errors import BadInput
@@ -52,7 +52,8 @@ _MODES = ("append", "overwrite", "resume")
     default=None,
     help="Cost of an engine: a profile, a table of `heddle profile`, or a TOML file (docs/cost.md).",
 )
-@vllm_engine_options
+@gpu_options
+@LOGPROBS
 @click.option("--strategy", default="sticky-forecast", show_default=True, help="Preset.")
 @click.option(
     "--set",

@@ -76,7 +76,14 @@ def local_shape(asked: Asked) -> LocalShape:
         if "engines" not in asked.by_default and total != engines:
             raise BadInput(f"--hardware {asked['hardware']} is of {total} engines, --engines says {engines}: drop one")
         engines = total
-    return LocalShape(engines, asked["slots"], asked["tool_workers"], asked["tool_cpus"], hardware=hardware)
+    return LocalShape(
+        engines,
+        asked["slots"],
+        asked["tool_workers"],
+        asked["tool_cpus"],
+        hardware=hardware,
+        engines_per_gpu=asked["engines_per_gpu"],
+    )
 
 
 def with_affinity(strategy: Strategy, cluster: Path | None) -> Strategy:
@@ -104,14 +111,24 @@ def check_cost(cost: Mapping[str, Any] | None, model: str, engine: str) -> None:
         table.check(model_of(model), table.degree)
 
 
-def check_gpus(engines: int, gpus: Sequence[str]) -> None:
-    """Refuse more engines than this machine has GPUs: each takes one where no TP degrees are given."""
-    if engines > len(gpus):
-        seen = f" ({', '.join(gpus)})" if gpus else ""
-        raise BadInput(
-            f"--engines {engines} need {engines} GPUs, this process sees {len(gpus)}{seen}: use fewer engines, or set "
-            "CUDA_VISIBLE_DEVICES"
-        )
+def check_gpus(engines: int, per_gpu: int, trainer_gpus: int, gpus: Sequence[str]) -> None:
+    """Refuse more engines and ranks of a trainer than this machine has GPUs for.
+
+    Where no TP degrees are given an engine takes one, or shares it with others; each rank takes one.
+    """
+    needed = -(-engines // per_gpu) + trainer_gpus
+    if needed <= len(gpus):
+        return
+    asked = f"--engines {engines}" + (f" with {per_gpu} on each GPU" if per_gpu > 1 else "")
+    cures = ["use fewer engines"]
+    if trainer_gpus:
+        asked += f" and {trainer_gpus} rank(s) of the trainer"
+        cures.append("--trainer shares_gpus=true with a --gpu-memory-utilization that leaves room for the trainer")
+    seen = f" ({', '.join(gpus)})" if gpus else ""
+    raise BadInput(
+        f"{asked} need {needed} GPUs, this process sees {len(gpus)}{seen}: {', '.join(cures)}, or set "
+        "CUDA_VISIBLE_DEVICES"
+    )
 
 
 def parsed_degrees(text: str | None) -> Literal["auto"] | tuple[int, ...] | None:

@@ -116,6 +116,9 @@ def prepare_process() -> None:
 class RolloutRun:
     """One rollout. The constructor checks every option that can be checked without starting a process."""
 
+    trainer_gpus = 0
+    """GPUs that a trainer takes for itself."""
+
     def __init__(self, asked: Asked, progress: ProgressDisplay) -> None:
         self.asked = asked
         self.progress = progress
@@ -144,7 +147,7 @@ class RolloutRun:
         self.environment = environment_of(asked, by_value=not self.is_local)
         self.tasks = tasks_of(asked["tasks"], self.environment, self.seed)
         self.tally.mix.update(mix_of(self.environment, self.tasks, asked["samples"]))
-        self.model = chosen_model(asked["model"], asked["engine"])
+        self.model = chosen_model(asked["model"], asked["engine"], self.engines.options)
         check_cost(self.engines.cost, self.model, asked["engine"])
         self.budget = asked.object_of(Budget, retries=retries)
         if self.shape.hardware is not None or self.plan is not None:
@@ -158,7 +161,9 @@ class RolloutRun:
             )
         self._check_degrees()
         if self.is_local and self.engines.tp_degrees is None and kind.uses_gpus():
-            check_gpus(self.shape.engines, usable_gpus(os.environ))
+            own = self.trainer_gpus
+            check_gpus(self.shape.engines, self.engines.engines_per_gpu, own, usable_gpus(os.environ))
+            kind.check(self.engines.spec_for(self.model, self.budget.max_context_tokens, self.seed))
         # With --scheduler the scheduler reads this file, possibly from another file system.
         if scheduler is None and predictor is not None and predictor.options.get("warm"):
             check_warm(str(predictor.options["warm"]))
@@ -185,13 +190,8 @@ class RolloutRun:
             slots=self.shape.slots,
             tp_degrees=parsed_degrees(asked["tp_degrees"]),
             cost=parsed_cost(asked["cost"]),
-            options=parsed_vllm_options(
-                asked["engine"],
-                asked["gpu_memory_utilization"],
-                asked["quantization"],
-                asked["logprobs"],
-                asked["engine_args"],
-            ),
+            **({} if self.shape.engines_per_gpu is None else {"engines_per_gpu": self.shape.engines_per_gpu}),
+            options=parsed_vllm_options(asked["engine"], asked.values),
             patience=asked.object_of(Patience, engines_s=self._engine_timeout_s()),
         )
 

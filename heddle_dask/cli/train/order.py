@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from heddle_dask.cli.engine_option import chosen_model
+from heddle_dask.cli.engine_option import chosen_model, parsed_vllm_options
 from heddle_dask.cli.field_options import Asked
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.run_description import StalenessBound, WeightUpdatePolicy
 from heddle_dask.cost.model_config import read_config
-from heddle_dask.engines.spec import ReceivesBroadcasts, engine_kind
+from heddle_dask.engines.spec import EngineOptions, ReceivesBroadcasts, engine_kind
 from heddle_dask.environments.loading import training_name
 from heddle_dask.environments.mix import parse_mix
 from heddle_dask.live.driver.options import Budget, Sampling
@@ -185,18 +185,20 @@ def _rollout_options(asked: Asked, directory: TrainingDirectory) -> Asked:
         token_scale=None,
         tool_scale=None,
         logprobs="processed" if "logprobs" in engine_kind(asked["engine"]).options_type.names() else None,
-        dtype=engine_dtype(asked["dtype"], asked["engine"], asked["model"]),
+        dtype=engine_dtype(
+            asked["dtype"], asked["engine"], asked["model"], parsed_vllm_options(asked["engine"], asked.values)
+        ),
     )
 
 
-def engine_dtype(asked: str, engine: str, model: str | None) -> str:
+def engine_dtype(asked: str, engine: str, model: str | None, options: EngineOptions | None = None) -> str:
     """The type in which engines run: float32 for a model stored so, which vLLM's ``auto`` casts to a half type.
 
     The trainer computes in float32, and its logprobs are compared with the engines'.
     """
     if asked != "auto" or engine_kind(engine).takes_cost:
         return asked
-    config = read_config(chosen_model(model, engine))
+    config = read_config(chosen_model(model, engine, options))
     return "float32" if "float32" in (config.get("dtype"), config.get("torch_dtype")) else asked
 
 

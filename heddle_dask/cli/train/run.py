@@ -82,6 +82,11 @@ def _go_on_text() -> str:
 class TrainRun(RolloutRun):
     """One training. The constructor checks every option that can be checked without starting a process."""
 
+    @property
+    def trainer_gpus(self) -> int:  # type: ignore[override]
+        spec = self.train.trainer
+        return 0 if spec.get("shares_gpus") or spec.get("device") == "cpu" else int(spec["ranks"])
+
     def __init__(self, order: TrainOrder, progress: ProgressDisplay) -> None:
         self.train = order
         check_out_parent(order.directory.path)

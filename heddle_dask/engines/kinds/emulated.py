@@ -41,7 +41,7 @@ class EmulatedKind:
     def check_installed(self) -> None:
         """Nothing: the engine comes with this package."""
 
-    def check_model(self, model: str) -> None:
+    def check_model(self, model: str, options: EngineOptions) -> None:
         """Nothing: only the end token is read, where the model is a directory."""
 
     def check_tp_degree(self, model: str, tp_degree: int) -> None:

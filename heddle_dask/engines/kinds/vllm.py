@@ -15,6 +15,8 @@ from heddle_dask.engines import vllm_command, wire
 from heddle_dask.engines.address import EngineAddress, free_port, interface_of, port_range
 from heddle_dask.engines.defaults import with_small_defaults
 from heddle_dask.engines.dialect import Dialect
+from heddle_dask.engines.gpu_memory import with_own_share
+from heddle_dask.engines.gpus import installed_gpus
 from heddle_dask.engines.spec import EngineCommand, EngineKind, EngineOptions, EngineSpec
 from heddle_dask.engines.vllm_command import VllmOptions, vllm_options
 
@@ -40,9 +42,10 @@ class VllmKind:
         """Raise `BadInput` when this Python has no vLLM."""
         vllm_command.installed_vllm_build()
 
-    def check_model(self, model: str) -> None:
-        """Raise `BadInput` when the path names no model with weights."""
-        vllm_command.check_model(model)
+    def check_model(self, model: str, options: EngineOptions) -> None:
+        """Raise `BadInput` when the path names no model with weights, unless vLLM is to make some up."""
+        load_format = vllm_command.argument_of(vllm_options(options).extra_args, "load-format")
+        vllm_command.check_model(model, weights=load_format != "dummy")
 
     def check_tp_degree(self, model: str, tp_degree: int) -> None:
         """Raise `BadInput` when the degree does not divide the attention heads of a model directory."""
@@ -58,13 +61,15 @@ class VllmKind:
             )
 
     def check(self, spec: EngineSpec) -> None:
-        """Raise `BadInput` for an unknown type, a model that cannot be loaded, or without vLLM or NIXL."""
+        """Raise `BadInput` for an unknown type, a model that cannot be loaded or does not fit, without vLLM or NIXL."""
         if spec.dtype not in vllm_command.DTYPES:
             raise BadInput(f"engine dtype is {spec.dtype!r}: use {', '.join(vllm_command.DTYPES)}")
-        self.check_model(spec.model)
+        self.check_model(spec.model, spec.options)
         self.check_installed()
         if spec.kv_transfer:
             vllm_command.check_kv_transfer()
+        if self.uses_gpus():
+            with_own_share(spec, installed_gpus())
 
     def completed(self, spec: EngineSpec) -> EngineSpec:
         """On GPUs vLLM chooses by their memory; a CPU build has small defaults."""
@@ -72,6 +77,8 @@ class VllmKind:
 
     def command(self, spec: EngineSpec, address: EngineAddress) -> EngineCommand:
         build = vllm_command.installed_vllm_build()
+        if build == "gpu":
+            spec = with_own_share(spec, installed_gpus())
         if not spec.kv_transfer:
             return vllm_command.vllm_command(spec, address, build)
         # A choice of the user's own wins.

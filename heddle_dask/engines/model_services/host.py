@@ -9,7 +9,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from heddle_dask.core.gpu_chunks import GpuChunk
@@ -80,6 +80,10 @@ class ModelHost:
         self._copies: dict[tuple[str, GpuChunk], _Copy] = {}
         self._memory: Path | None = None
         self._slots: MemorySlots | None = None
+
+    def use_gpus(self, names: tuple[str, ...]) -> None:
+        """The GPUs of this host have these names from now on; none: 0, 1, 2, …."""
+        self._devices = replace(self._devices, names=names)
 
     async def load(self, spec: ServiceSpec, chunk: GpuChunk, *, cold: bool, keep: bool) -> None:
         """Make a copy resident.

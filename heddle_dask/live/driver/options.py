@@ -209,7 +209,7 @@ class Patience:
 @configured("engines", leave_out=("tp_degrees", "cost", "spec", "patience"), instead="spec")
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """The LLM engines of a rollout; `kind`, `count`, `slots`, `kv_transfer`, `dtype` have settings: ``heddle.engines``.
+    """The LLM engines of a rollout; settings: ``heddle.engines`` (`kind`, `count`, `slots`, `kv_transfer`, `dtype`, …).
 
     Attributes
     ----------
@@ -227,6 +227,8 @@ class Engines:
         GPUs of each engine. None: every worker hosts an engine as `kind` or `spec` says. A list, such as
         ``[2, 1, 1]``: these, on the GPUs that the workers of each node share. ``"auto"``: before each batch, those
         under which it is expected to end earliest. See ``docs/degrees.md``.
+    engines_per_gpu
+        Engines that share each GPU, with equal parts of its memory.
     dtype
         Type of the weights; ``"auto"``: as the model's configuration says.
     options
@@ -236,8 +238,8 @@ class Engines:
         (``{"1": …, "2": …}``); an emulated engine named by `kind` also takes that time. None: an emulated engine's own
         cost, else the profile that the strategies name.
     spec
-        A whole engine in place of `kind`, `slots`, `kv_transfer`, `dtype` and `options`. None: an engine of that kind,
-        with the context and the seed of the rollout.
+        A whole engine in place of `kind`, `slots`, `kv_transfer`, `engines_per_gpu`, `dtype` and `options`. None: an
+        engine of that kind, with the context and the seed of the rollout.
     patience
         Seconds to wait for workers and engines.
 
@@ -258,6 +260,7 @@ class Engines:
         "switch",
         "Engines transfer KV caches (uses a CPU core per CPU engine).",
     )
+    engines_per_gpu: int = 1
     tp_degrees: AskedDegrees = None
     cost: Mapping[str, Any] | None = None
     dtype: str = option("auto", "--dtype", DTYPES, "Type of the weights.")
@@ -277,7 +280,10 @@ class Engines:
                 check_count(f"engines: {name}", value)
         if not isinstance(self.kv_transfer, bool):
             raise BadInput(f"engines: kv_transfer is {self.kv_transfer!r}: use True or False")
+        check_count("engines: engines_per_gpu", self.engines_per_gpu)
         object.__setattr__(self, "tp_degrees", checked_degrees(self.tp_degrees))
+        if self.tp_degrees is not None and self.engines_per_gpu > 1:
+            raise BadInput("engines: engines_per_gpu and tp_degrees exclude each other: planned engines share no GPU")
         if self.cost is not None and not isinstance(self.cost, Mapping):
             raise BadInput(f"engines: cost is {self.cost!r}: use a mapping such as {{'profile': NAME}}")
         if not isinstance(self.patience, Patience):
@@ -287,7 +293,7 @@ class Engines:
         if not isinstance(spec, EngineSpec):
             raise BadInput(f"engines: spec is {spec!r}: use an EngineSpec")
         defaults = {each.name: each.default for each in fields(self)}
-        for name in ("kind", "slots", "kv_transfer", "dtype", "options"):
+        for name in ("kind", "slots", "kv_transfer", "engines_per_gpu", "dtype", "options"):
             value = getattr(self, name)
             if value not in (defaults[name], getattr(spec, name)):
                 raise BadInput(f"engines: {name} is {value!r}, in the spec {getattr(spec, name)!r}: set it in the spec")
@@ -333,6 +339,7 @@ class Engines:
             max_model_len=max_context_tokens,
             seed=seed,
             dtype=self.dtype,
+            engines_per_gpu=self.engines_per_gpu,
             options=options,
         )
 

@@ -8,7 +8,8 @@ its name gets its order again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from heddle_dask.live.wire.driver_messages import ClearEngines, DeployedEngines, GetDeployedEngines
@@ -27,9 +28,12 @@ class EngineDeployment:
         # ended. Raises OSError when the worker has gone.
         host_engine: Callable[[str, Mapping[str, Any] | None], Awaitable[Any]],
         retire: Callable[[str], None],  # takes the engine of the worker at an address out of use
+        # The GPUs of a node that are no engine's of a plan.
+        reserved: Callable[[str], Collection[str]] = lambda node: (),
     ) -> None:
         self._host_engine = host_engine
         self._retire = retire
+        self._reserved = reserved
         self._workers: dict[str, EngineWorker] = {}
         self._orders: dict[str, Order] = {}
         self._under_way: set[asyncio.Task[None]] = set()
@@ -45,12 +49,17 @@ class EngineDeployment:
         BadInput
             As `nodes_of`.
         """
-        return nodes_of(self._workers.values())
+        return [_without(node, self._reserved(node.name)) for node in nodes_of(self._workers.values())]
 
     @property
     def assignments(self) -> list[EngineAssignment]:
         """The engines that are deployed."""
         return [assignment for assignment, _ in self._orders.values()]
+
+    def gpus_on(self, node: str) -> set[str]:
+        """The GPUs of a node on which engines are deployed."""
+        there = {worker.name for worker in self._workers.values() if worker.node == node}
+        return {gpu for assignment in self.assignments if assignment.worker in there for gpu in assignment.gpus}
 
     async def report(self, request: GetDeployedEngines) -> DeployedEngines:
         """The workers that wait for orders, and the engines that are deployed."""
@@ -110,3 +119,10 @@ class EngineDeployment:
         except (OSError, AttributeError):
             # The worker has left, or lost its plugin: Dask reports that, and its engine has ended with it.
             self._workers.pop(address, None)
+
+
+def _without(node: Node, reserved: Collection[str]) -> Node:
+    """The node with the GPUs that are left for engines."""
+    left = [pair for pair in zip(node.gpus, node.brought_by, strict=True) if pair[0] not in reserved]
+    gpus, brought_by = [tuple(each) for each in zip(*left, strict=True)] or ((), ())
+    return replace(node, gpus=gpus, brought_by=brought_by)

@@ -27,7 +27,7 @@ from heddle_dask.live.scheduler.demand import AnnouncedQueue, demand_of
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.scheduler.foreign_tasks import ForeignTasks
-from heddle_dask.live.scheduler.gpu_seats import GpuSeats
+from heddle_dask.live.scheduler.gpu_seats import ENGINE, GpuSeats
 from heddle_dask.live.scheduler.owned_engines import OwnedEngines
 from heddle_dask.live.scheduler.predictions import Predictions
 from heddle_dask.live.scheduler.session import Session
@@ -85,8 +85,8 @@ class HeddleScheduler(SchedulerPlugin):
         self._sessions: dict[str, SessionEvents] = {}
         self._left: dict[str, SessionEvents] = {}  # reports of their last steps and actions may still come
         self._registry = EngineRegistry()
-        self._deployment = EngineDeployment(self._host_engine, self._retire)
-        self._seats = GpuSeats(self._host_engine, self._start_failed)
+        self._deployment = EngineDeployment(self._host_engine, self._retire, lambda node: self._seats.seated_on(node))
+        self._seats = GpuSeats(self._host_engine, self._start_failed, self._deployment.gpus_on)
         self._foreign = ForeignTasks()
         self._owned = OwnedEngines(self._end_engines)
         self._queue = AnnouncedQueue()
@@ -122,7 +122,8 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.answer(training.GetWeightStatus, self.weight_status)
         handlers.answer(cluster.ExchangeDemand, self.exchange_demand)
         handlers.answer(cluster.DrainWorkers, self._drains.drain)
-        handlers.take(workers.GpusReturnedReport, self.engine_plugin_ended)
+        handlers.answer(workers.TakeGpus, self.take_gpus)
+        handlers.take(workers.GpusReturnedReport, self.gpus_returned)
         announced: dict[type[Any], Callable[[str, Any], None]] = {
             workers.EngineWorkerReport: self.engine_worker,
             workers.EngineReadyReport: self.engine_ready,
@@ -500,10 +501,15 @@ class HeddleScheduler(SchedulerPlugin):
         else:
             self._seats.worker_asks(worker, report)
 
-    def engine_plugin_ended(self, worker: str, report: workers.GpusReturnedReport) -> None:
-        """A worker hosts no engine any more: its GPUs are free, and a start that failed is no news for the next run."""
-        self._seats.forget_worker(worker)
-        self._registry.start_failures.pop(worker, None)
+    async def take_gpus(self, request: workers.TakeGpus) -> workers.GpusTaken:
+        """A trainer or model services need GPUs of their own."""
+        return workers.GpusTaken(self._seats.take(request))
+
+    def gpus_returned(self, worker: str, report: workers.GpusReturnedReport) -> None:
+        """GPUs of a worker are free; without its engine, a start that failed is no news for the next run."""
+        self._seats.give_back(worker, report.holder)
+        if report.holder == ENGINE:
+            self._registry.start_failures.pop(worker, None)
 
     def host_ready(self, worker: str, report: workers.HostReadyReport) -> None:
         """A worker takes actions."""

@@ -10,6 +10,7 @@ from distributed import Client
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.live.scheduler.plugin import HeddleScheduler
 from heddle_dask.live.wire.messages import TRAINER_RESOURCE
 from heddle_dask.live.worker.trainer_host import TrainerHost, ask_trainer, end_trainer
 from heddle_dask.training.trainer import TrainerState, TrainReport
@@ -92,7 +93,8 @@ class RemoteTrainer:
     async def _ask(self, method: str, path: str, body: Any = None) -> Any:
         if not self._registered:
             await self._check_worker()
-            # Also on workers that were started without the preload; it changes nothing where it is there.
+            # Also where they were started without the preloads; it changes nothing where these are.
+            await self._client.register_plugin(HeddleScheduler())
             await self._client.register_plugin(TrainerHost())
             self._registered = True
         return await self._on_trainer(ask_trainer, self._spec.to_mapping(), method, path, body)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from heddle_dask.core.commands import LoadService, MoveContext
 from heddle_dask.core.ids import ActionId, StepId, TrajectoryId
@@ -30,11 +30,40 @@ class EngineWorkerReport(Message):
     wants: Mapping[str, Any] | None = None
 
 
+GpuHolder = Literal["engine", "trainer", "services"]
+"""For what a worker has GPUs."""
+
+
 @dataclass(frozen=True, slots=True)
 class GpusReturnedReport(Message):
-    """The plugin of a worker has ended: its engine uses no GPUs any more."""
+    """The plugin of a worker has ended, or what it ran: it uses no GPUs any more."""
 
     op: ClassVar[str] = "heddle-gpus-returned"
+
+    holder: GpuHolder = "engine"
+
+
+@dataclass(frozen=True, slots=True)
+class GpusTaken(Message):
+    """The GPUs that a worker may use, by name."""
+
+    op: ClassVar[str] = "heddle_gpus_taken"
+
+    gpus: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TakeGpus(Request[GpusTaken]):
+    """Give a worker GPUs for its trainer or its model services, in place of those that it had for them."""
+
+    op: ClassVar[str] = "heddle_take_gpus"
+
+    asker: str  # the address of the worker
+    name: str
+    node: str  # host name of its machine
+    gpus: tuple[str, ...]  # those that it sees
+    count: int
+    holder: GpuHolder
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,9 @@ class EngineHost:
                 staged = await self._staged() if installed is None else None
                 model = str(installed.path) if installed is not None else staged.path if staged else self.spec.model
                 spec = replace(self.spec, model=model)
-                process = self._process = EngineProcess(spec, directory, records=self._records)
+                # In a thread: on GPUs it asks nvidia-smi.
+                process = await asyncio.to_thread(EngineProcess, spec, directory, records=self._records)
+                self._process = process
                 reason = await self._live_once(process, installed)
             except (BadInput, EngineStartError) as error:
                 reason = str(error)

@@ -17,7 +17,6 @@ import asyncio
 import contextlib
 import itertools
 import os
-import socket
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -53,7 +52,6 @@ from heddle_dask.live.wire.messages import (
     ENGINE_PLUGIN,
     ENGINE_RESOURCE,
     HARDWARE_VARIABLE,
-    NODE_VARIABLE,
     SLOT_RESOURCE,
     STREAM_INTERVAL_S,
     WEIGHTS_VARIABLE,
@@ -86,6 +84,7 @@ from heddle_dask.live.worker.called_off_steps import NOT_BEGUN, CalledOffSteps
 from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
 from heddle_dask.live.worker.context_mover import ContextMover
 from heddle_dask.live.worker.engine_host import EngineHost, Watch, visible_gpus
+from heddle_dask.live.worker.own_gpus import node_name
 from heddle_dask.live.worker.weight_keeper import WeightKeeper
 
 PLUGIN_NAME = ENGINE_PLUGIN
@@ -214,7 +213,7 @@ class RolloutWorker(WorkerPlugin):
         assert self.worker is not None
         return EngineWorkerReport(
             name=str(self.worker.name),
-            node=os.environ.get(NODE_VARIABLE) or socket.gethostname(),
+            node=node_name(),
             units=max(1, int(self.worker.state.total_resources[ENGINE_RESOURCE])),
             gpus=tuple(gpus),
             wants=wants,

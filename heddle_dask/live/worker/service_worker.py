@@ -21,9 +21,8 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.events import ServiceEvicted, ServiceLoaded, ServiceLost
 from heddle_dask.core.gpu_chunks import GpuChunk
 from heddle_dask.core.resources import COPY_BYTES, GPU_POOL, GPUS, MODELS_PER_GPU, Resources
-from heddle_dask.engines.gpus import named_gpus
 from heddle_dask.engines.model_services.host import SLOT_BYTES, HostDevices, ModelHost
-from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceSpec
+from heddle_dask.engines.model_services.spec import CPU_BACK_END, ServiceFailed, ServiceSpec
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report, Reported
 from heddle_dask.live.wire.messages import (
     COPY_BYTES_RESOURCE,
@@ -36,6 +35,7 @@ from heddle_dask.live.wire.messages import (
 from heddle_dask.live.wire.transport import Handlers, send
 from heddle_dask.live.wire.worker_messages import ClearServicesOrder, LoadServiceOrder
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
+from heddle_dask.live.worker.own_gpus import OwnGpus
 from heddle_dask.live.worker.service_requests import ServiceHandle
 from heddle_dask.live.worker.tool_worker import ToolWorker
 
@@ -54,6 +54,7 @@ class ServiceWorker(ToolWorker):
             return
         logs = os.environ.get(ENGINE_LOGS_VARIABLE) or worker.local_directory
         self._host = ModelHost(self._devices(worker.state.total_resources), Path(logs), self._lost)
+        self._gpus = OwnGpus(worker, "services")
         self._orders = ChunkOrders()
         self._background = BackgroundTasks(worker.loop, self._fault)
         self._session = ""
@@ -82,7 +83,6 @@ class ServiceWorker(ToolWorker):
         return HostDevices(
             gpus=int(tags[MODEL_RESOURCE]),
             models=int(tags.get(MODELS_PER_GPU_RESOURCE, 1)),
-            names=tuple(named_gpus(os.environ) or ()),
             slot_bytes=int(tags.get(SLOT_BYTES_RESOURCE, SLOT_BYTES)),
         )
 
@@ -105,10 +105,13 @@ class ServiceWorker(ToolWorker):
         self._order(chunk, lambda: self._load(order, chunk))
 
     async def _load(self, order: LoadServiceOrder, chunk: GpuChunk) -> None:
+        assert self.worker is not None
         command, cause, began_s = order.command, "", time.perf_counter()
         try:
             spec = ServiceSpec.from_mapping(order.spec)
             spec.check_model()
+            if spec.backend != CPU_BACK_END:
+                self._host.use_gpus(await self._gpus.take(int(self.worker.state.total_resources[MODEL_RESOURCE])))
             await self._host.load(spec, chunk, cold=command.cold, keep=command.keep)
         except (BadInput, ServiceFailed) as error:
             cause = str(error)
@@ -140,7 +143,11 @@ class ServiceWorker(ToolWorker):
     def clear_services(self, sender: str, order: ClearServicesOrder) -> None:
         """End all services, after the orders before and before those that follow."""
         self._session = ""
-        self._order(None, self._host.close)
+        self._order(None, self._end_services)
+
+    async def _end_services(self) -> None:
+        await self._host.close()
+        self._gpus.give_back()
 
     def _order(self, chunk: GpuChunk | None, carry_out: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._background.start(self._orders.in_turn(chunk, carry_out), self._session)

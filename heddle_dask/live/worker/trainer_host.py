@@ -21,6 +21,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.model_services.served_process import ServedProcess
 from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceRefused
 from heddle_dask.live.wire.messages import ENGINE_LOGS_VARIABLE, TRAINER_RESOURCE, TRAINER_THREADS_VARIABLE
+from heddle_dask.live.worker.own_gpus import OwnGpus
 
 PLUGIN_NAME = "heddle-trainer-host"
 TRAINER_MODULE = "pipelines.grpo"
@@ -69,6 +70,7 @@ class TrainerHost(WorkerPlugin):
         self.worker = worker
         self._logs = Path(os.environ.get(ENGINE_LOGS_VARIABLE) or worker.local_directory)
         self._starting = asyncio.Lock()
+        self._gpus = OwnGpus(worker, "trainer")
 
     async def teardown(self, worker: Worker) -> None:
         """End the process."""
@@ -99,7 +101,11 @@ class TrainerHost(WorkerPlugin):
         raise AssertionError("each attempt returns or raises")
 
     async def stop(self) -> None:
-        """End the process, if one runs; the next order starts another one."""
+        """End the process, if one runs, and give its GPUs back; the next order starts another one."""
+        await self._end_running()
+        self._gpus.give_back()
+
+    async def _end_running(self) -> None:
         if self._process is not None:
             await self._end(self._process)
 
@@ -112,11 +118,12 @@ class TrainerHost(WorkerPlugin):
         async with self._starting:
             if self._process is not None and self._process.runs and self._spec == spec:
                 return self._process
-            await self.stop()
+            await self._end_running()
+            environment = await self._environment(spec)
             self._spec = dict(spec)
             self._process = process = ServedProcess("grpo", self._logs, noun="trainer")
             try:
-                await process.start(self._command(spec, process), self._environment(), START_TIMEOUT_S)
+                await process.start(self._command(spec, process), environment, START_TIMEOUT_S)
             except ServiceFailed:
                 refused = process.last_line if process.returncode == _EXIT_BAD_INPUT else ""
                 await self.stop()
@@ -137,10 +144,12 @@ class TrainerHost(WorkerPlugin):
         command = [sys.executable, "-P", "-m", TRAINER_MODULE, "--config", str(config)]
         return [*command, "--socket", process.address.socket]
 
-    @staticmethod
-    def _environment() -> dict[str, str]:
+    async def _environment(self, spec: Spec) -> dict[str, str]:
+        shares = spec.get("shares_gpus") or spec.get("device") == "cpu"
+        gpus = () if shares else await self._gpus.take(int(spec.get("ranks", 1)))
         paths = [str(_INSTALLATION), *filter(None, [os.environ.get("PYTHONPATH")])]
         return {
+            **({"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}),
             "PYTHONPATH": os.pathsep.join(paths),
             "OMP_NUM_THREADS": os.environ.get(TRAINER_THREADS_VARIABLE, "1"),
             "HF_HUB_OFFLINE": "1",

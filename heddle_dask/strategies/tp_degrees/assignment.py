@@ -6,7 +6,7 @@ and one worker then hosts none. Pure: a function of the present assignments and 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from heddle_dask.core.errors import BadInput
@@ -86,24 +86,6 @@ def _node(name: str, workers: Sequence[EngineWorker]) -> Node:
         for gpu in gpus:
             brought.setdefault(gpu, worker.name)
     return Node(name, tuple(worker.name for worker in workers), tuple(brought), tuple(brought.values()))
-
-
-def free_gpus(worker: EngineWorker, tp_degree: int, taken: Collection[str]) -> tuple[str, ...]:
-    """The GPUs of a new engine on a worker: the first ones that it sees and no other engine of its node has.
-
-    Raises
-    ------
-    BadInput
-        Too few are free.
-    """
-    free = [gpu for gpu in worker.gpus if gpu not in taken]
-    if len(free) < tp_degree:
-        seen = f"{len(worker.gpus)} GPU(s)" + (f" ({', '.join(worker.gpus)})" if worker.gpus else "")
-        raise BadInput(
-            f"an engine of {tp_degree} GPU(s) on {worker.node} finds {len(free)} free: worker {worker.name} sees "
-            f"{seen}, other engines have the rest; start fewer engines, or set CUDA_VISIBLE_DEVICES"
-        )
-    return tuple(free[:tp_degree])
 
 
 def budget_of(nodes: Sequence[NodeGpus], degrees: Iterable[int]) -> AvailableGpus:

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from heddle_dask.engines.address import PORTS_VARIABLE
+from heddle_dask.engines.gpus import named_gpus
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.engines.watchdog import SHIELDED_VARIABLE
 from heddle_dask.live.clusters.job.batch_job import JOB_VARIABLE, job_memory_bytes, seconds_to_end, warns_early
@@ -91,6 +92,7 @@ def _worker(
         env[PORTS_VARIABLE] = "{}:{}".format(*options.worker_ports)
     if gpus is not None:
         env[GPUS_VARIABLE] = gpus
+    if named_gpus(environ):
         # Jobs on one node have different GPUs, which may carry the same numbers.
         env[NODE_VARIABLE] = f"{os.uname().nodename}/{environ.get(JOB_VARIABLE) or os.getpid()}"
     argv = [sys.executable, "-m", "dask"]

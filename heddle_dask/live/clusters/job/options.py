@@ -38,6 +38,7 @@ class JobOptions:
     role: Role = "rollout"
     workers: int = 1  # number of Dask workers; each rollout worker may host one engine
     tp_degree: int = 1  # GPUs of each rollout worker
+    engines_per_gpu: int = 1  # rollout workers that share each GPU
     cpus: int = 1  # CPUs that the actions of each tool worker may use
     ends_in_s: float | None = None  # seconds until the job ends; None: the batch system is asked
     drain_s: float = 120.0  # the drain begins so many seconds before the end
@@ -107,8 +108,8 @@ class JobOptions:
 def gpu_slices(options: JobOptions, environ: Mapping[str, str]) -> list[str | None]:
     """The value of ``CUDA_VISIBLE_DEVICES`` of each worker; None: as it is.
 
-    Each rollout worker sees its own GPUs of those that the job's own variable names. A job without the variable has
-    no GPUs of its own to divide; tool workers and trainers see what the job sees.
+    Each rollout worker sees its own GPUs of those that the job's own variable names, or shares them. A job without the
+    variable has no GPUs of its own to divide; tool workers and trainers see what the job sees.
 
     Raises
     ------
@@ -118,10 +119,13 @@ def gpu_slices(options: JobOptions, environ: Mapping[str, str]) -> list[str | No
     named = named_gpus(environ)
     if options.role != "rollout" or not named:
         return [None] * options.workers
-    degree, needed = options.tp_degree, options.workers * options.tp_degree
+    degree, sharers = options.tp_degree, options.engines_per_gpu
+    needed = -(-options.workers // sharers) * degree
     if len(named) < needed:
+        each = f", {sharers} on each GPU," if sharers > 1 else ""
         raise BadInput(
             f"job {options.name} has {len(named)} GPUs ({GPUS_VARIABLE}={environ[GPUS_VARIABLE]}), and "
-            f"{options.workers} engines of TP degree {degree} need {needed}: ask for more with --gres"
+            f"{options.workers} engines of TP degree {degree}{each} need {needed}: ask for more with --gres"
         )
-    return [",".join(named[at : at + degree]) for at in range(0, needed, degree)]
+    firsts = [worker // sharers * degree for worker in range(options.workers)]
+    return [",".join(named[at : at + degree]) for at in firsts]

@@ -89,7 +89,11 @@ def _group(name: str, content: object) -> WorkerGroup:
         raise BadInput(
             f"[{GROUPS}.{name}] has no role: give role = 'rollout' for engines, 'tool' for actions, or 'trainer'"
         )
-    given_zero = [key for key in ("engines", "tp-degree", "tool-cpus") if values.get(_GROUP_KEYS[key].field) == 0]
+    given_zero = [
+        key
+        for key in ("engines", "tp-degree", "engines-per-gpu", "tool-cpus")
+        if values.get(_GROUP_KEYS[key].field) == 0
+    ]
     if given_zero:
         raise BadInput(f"{prefix}{given_zero[0]} is 0: use a whole number of at least 1, or leave it out")
     return WorkerGroup(name=name, **values)
@@ -111,6 +115,12 @@ def _whole(value: Any, name: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise BadInput(f"{name} is {value!r}: use a whole number")
     return value
+
+
+def _number(value: Any, name: str) -> float:
+    if not is_finite(value) or value <= 0:
+        raise BadInput(f"{name} is {value!r}: use a number above 0")
+    return float(value)
 
 
 def _switch(value: Any, name: str) -> bool:
@@ -200,6 +210,9 @@ _GROUP_KEYS = {
     "walltime": _Key("walltime_s", seconds_of),
     "engines": _Key("engines", _whole),
     "tp-degree": _Key("tp_degree", _whole),
+    "engines-per-gpu": _Key("engines_per_gpu", _whole),
+    "gpu-memory-utilization": _Key("gpu_memory_utilization", _number),
+    "kv-cache-gib": _Key("kv_cache_gib", _number),
     "tool-cpus": _Key("tool_cpus", _whole),
     "minimum": _Key("minimum", _whole),
     "maximum": _Key("maximum", _whole),

@@ -189,6 +189,7 @@ def _worker_command(
         "--role": group.role,
         "--workers": str(group.engines) if rollout else None,
         "--tp-degree": str(group.tp_degree) if rollout else None,
+        "--engines-per-gpu": str(group.engines_per_gpu) if group.engines_per_gpu > 1 else None,
         "--cpus": None if rollout else str(group.tool_cpus or group.cpus),
         "--ends-in": None if group.walltime_s is None else f"{group.walltime_s:g}",
         "--drain-s": f"{group.drain_s:g}",

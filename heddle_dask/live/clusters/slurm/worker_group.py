@@ -84,6 +84,9 @@ class WorkerGroup:
     walltime_s: float | None = None  # None: the partition's default; workers ask SLURM when their job ends
     engines: int = 0  # rollout group: engines of one job, each in a worker of its own, with GPUs of its own
     tp_degree: int = 0  # rollout group: GPUs of each engine
+    engines_per_gpu: int = 0  # rollout group: engines that share each GPU
+    gpu_memory_utilization: float | None = None  # rollout group: share of a GPU's memory for one engine
+    kv_cache_gib: float | None = None  # rollout group: KV cache of an engine on each GPU
     tool_cpus: int = 0  # tool group: CPUs of a job that actions may use; all of them unless given
     # `minimum`, `maximum`: jobs. The group is scaled between them by demand.
     minimum: int = 1
@@ -127,10 +130,10 @@ class WorkerGroup:
     def _complete(self) -> None:
         check_choice("role", self.role, ROLES)
         check_count("cpus", self.cpus)
-        for name in ("engines", "tp_degree", "tool_cpus", "minimum"):
+        for name in ("engines", "tp_degree", "engines_per_gpu", "tool_cpus", "minimum"):
             check_count(name, getattr(self, name), 0)
         defaults: Mapping[str, Mapping[str, int]] = {
-            "rollout": {"engines": 1, "tp_degree": 1},
+            "rollout": {"engines": 1, "tp_degree": 1, "engines_per_gpu": 1},
             "tool": {"tool_cpus": self.cpus},
         }
         for name, value in defaults.get(self.role, {}).items():
@@ -141,7 +144,8 @@ class WorkerGroup:
             object.__setattr__(self, "initial", self.minimum)
 
     def _check_role(self) -> None:
-        for name, other in (("tool_cpus", "tool"), ("engines", "rollout"), ("tp_degree", "rollout")):
+        engine_keys = ("engines", "tp_degree", "engines_per_gpu", "gpu_memory_utilization", "kv_cache_gib")
+        for name, other in (("tool_cpus", "tool"), *((key, "rollout") for key in engine_keys)):
             if getattr(self, name) and self.role != other:
                 raise BadInput(f"{name.replace('_', '-')} belongs to a group with role = {other!r}: leave it out")
         if self.tool_cpus > self.cpus:
@@ -191,7 +195,7 @@ class WorkerGroup:
 
     def _check_devices(self) -> None:
         gpus = self.gpus
-        needed = self.engines * self.tp_degree
+        needed = -(-self.engines // max(1, self.engines_per_gpu)) * self.tp_degree
         if gpus is None or not self.engines:
             return
         if self.tp_degree > gpus:
@@ -200,9 +204,10 @@ class WorkerGroup:
                 "over several nodes is not supported, lower tp-degree or raise gres"
             )
         if needed > gpus:
+            each = f", {self.engines_per_gpu} on each GPU," if self.engines_per_gpu > 1 else ""
             raise BadInput(
-                f"{self.engines} engines of TP degree {self.tp_degree} need {needed} GPUs, and a job asks for {gpus}: "
-                "raise gres or lower engines"
+                f"{self.engines} engines of TP degree {self.tp_degree}{each} need {needed} GPUs, and a job asks for "
+                f"{gpus}: raise gres or lower engines"
             )
 
     @property
