@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from heddle_dask.core.errors import HeddleError
@@ -24,6 +25,7 @@ from heddle_dask.engines.address import (
     socket_address,
 )
 from heddle_dask.engines.client import EngineClient
+from heddle_dask.engines.compile_cache import WAIT_S, CompileTurn
 from heddle_dask.engines.contract import (
     WARM_UP_REQUEST_ID,
     EngineRefused,
@@ -33,11 +35,13 @@ from heddle_dask.engines.contract import (
 )
 from heddle_dask.engines.kept_logs import kept_log
 from heddle_dask.engines.spec import EngineSpec, engine_kind
+from heddle_dask.engines.start_phase import has_compiled, start_phase
 from heddle_dask.engines.supervised_process import SupervisedProcess
 
 _LOG_NAME = "engine"
 _VLLM_SOCKET_BYTES = len("/") + 36  # a UUID
 _POLL_S = 0.05
+_LOG_READ_S = 0.5
 _TAIL_LINES = 20
 # A cause may stand far before the end of a log: other processes of the engine end after it, each with a traceback.
 _CAUSE_LINES = 400
@@ -72,6 +76,8 @@ class EngineProcess:
         owner on a machine the same one: `start` ends what is stale there.
     grace_s
         Seconds between the SIGTERM and the SIGKILL of `stop`.
+    on_phase
+        Takes what the engine is doing whenever that changes during its start.
 
     Raises
     ------
@@ -87,6 +93,7 @@ class EngineProcess:
         *,
         records: Path | None = None,
         grace_s: float = 5.0,
+        on_phase: Callable[[str], None] = lambda phase: None,
     ) -> None:
         self._kind = engine_kind(spec.kind)
         self.spec = spec = self._kind.completed(spec)
@@ -100,6 +107,9 @@ class EngineProcess:
             else socket_address(self._records, watchdog.socket_name(self._mark))
         )
         self._grace_s = grace_s
+        self._on_phase = on_phase
+        self._phase = ""
+        self._log_read_s = 0.0
         self._supervised: SupervisedProcess | None = None
 
     @property
@@ -151,17 +161,26 @@ class EngineProcess:
             grace_s=self._grace_s,
         )
         await self._supervised.clear_stale()
-        self._supervised.launch()
         deadline = time.monotonic() + timeout_s
+        turn = CompileTurn(command.compiled_as)
         try:
+            await turn.begin(min(WAIT_S, timeout_s / 2), lambda: self._tell("waiting for another engine to compile"))
+            self._supervised.launch()
             async with EngineClient(self._address, self._kind.dialect, question_timeout_s=2.0) as client:
-                await self._until_ready(client, deadline, timeout_s)
+                await self._until_ready(client, deadline, timeout_s, turn)
             if self.spec.kv_transfer:
                 await self._until_described(deadline, timeout_s)
         except BaseException:
             await self.stop(grace_s=0.0)
             raise
+        finally:
+            turn.end()
         return self._address
+
+    def _tell(self, phase: str) -> None:
+        if phase != self._phase:
+            self._phase = phase
+            self._on_phase(phase)
 
     def is_stopped(self) -> bool:
         """Whether one of its processes is stopped (SIGSTOP)."""
@@ -199,12 +218,22 @@ class EngineProcess:
         compiled = os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(engines_directory() / "torchinductor")
         return {"TMPDIR": str(path), "VLLM_RPC_BASE_PATH": str(path), "TORCHINDUCTOR_CACHE_DIR": compiled}
 
-    async def _until_ready(self, client: EngineClient, deadline: float, timeout_s: float) -> None:
+    def _look_into_log(self, turn: CompileTurn) -> None:
+        if time.monotonic() - self._log_read_s < _LOG_READ_S:
+            return
+        self._log_read_s = time.monotonic()
+        self._tell(start_phase(self.log_tail(_CAUSE_LINES), before="starting" if not self._phase else self._phase))
+        if has_compiled(self._phase):
+            turn.compiled()
+
+    async def _until_ready(self, client: EngineClient, deadline: float, timeout_s: float, turn: CompileTurn) -> None:
         while not await client.healthy():
             self._raise_if_ended()
+            self._look_into_log(turn)
             if time.monotonic() >= deadline:
                 raise self._start_error(f"did not answer within {timeout_s:g} s")
             await asyncio.sleep(_POLL_S)
+        turn.compiled()
         # The first step of a process compiles and allocates, which takes seconds; no trajectory should wait for that.
         longest = self.spec.max_model_len or _WARM_UP_CONTEXT_TOKENS
         sampling = SamplingParams(max_tokens=min(4, longest - 1), ignore_eos=True)

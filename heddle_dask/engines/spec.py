@@ -37,6 +37,8 @@ class EngineCommand:
 
     argv: tuple[str, ...]
     env: dict[str, str]
+    # What its compiled code depends on (`compile_cache.description_of`); empty: it compiles nothing.
+    compiled_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +24,11 @@ def state(ready: int, failed: int, workers: int) -> Capacity:
 
 
 def waited(
-    monkeypatch: pytest.MonkeyPatch, wanted: int | None, *states: Capacity, patience_s: float = 1.0
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: int | None,
+    *states: Capacity,
+    patience_s: float = 1.0,
+    others_s: float = math.inf,
 ) -> tuple[int, list[str]]:
     """Engines that are ready at the end of the wait, and the lines told; the last state stays."""
     told: list[str] = []
@@ -35,7 +40,8 @@ def waited(
     monkeypatch.setattr(under_test, "ask_scheduler", answer)
     monkeypatch.setattr(under_test, "_POLL_S", 0.001)
     client: Any = None
-    capacity = asyncio.run(wait_for_capacity(client, wanted, Patience(patience_s, patience_s), told.append))
+    patience = Patience(patience_s, patience_s)
+    capacity = asyncio.run(wait_for_capacity(client, wanted, patience, told.append, others_s=others_s))
     return len(capacity.engines), told
 
 
@@ -48,6 +54,27 @@ def test_a_worker_whose_engine_does_not_start_leaves_the_run_to_the_others(monke
 def test_a_failed_start_is_no_reason_while_enough_others_may_answer(monkeypatch) -> None:
     ready, told = waited(monkeypatch, 2, state(0, 1, 3), state(1, 1, 3), state(2, 1, 3))
     assert (ready, told) == (2, ["0 of 2 engines ready", "1 of 2 engines ready"])
+
+
+def test_the_wait_says_what_engines_are_doing_and_ends_with_the_first_that_answers(monkeypatch) -> None:
+    compile, load = "compiling", "loading weights"
+    ready, told = waited(
+        monkeypatch,
+        3,
+        replace(state(0, 0, 3), starting=(compile, load, load)),
+        replace(state(0, 0, 3), starting=(compile,)),
+        replace(state(1, 0, 3), starting=(compile, compile)),
+        others_s=0.05,
+    )
+    assert (ready, told) == (
+        1,
+        [
+            "0 of 3 engines ready (1 compiling, 2 loading weights)",
+            "0 of 3 engines ready (compiling)",
+            "1 of 3 engines ready (2 compiling)",
+            "beginning with 1 of 3 engines; the others join when they answer",
+        ],
+    )
 
 
 @pytest.mark.parametrize(("wanted", "failed"), [(3, 1), (None, 3), (1, 3)])

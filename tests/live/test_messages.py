@@ -186,6 +186,7 @@ SAMPLES: list[Message] = [
         True, 9, 1.5, 0.5, 7, 1, 2, 16, 1, 3, 4.5, 1, 8, (cluster.WorkerLoad("gpu-0", True, 1, 2, 3, 4, "x"),)
     ),
     workers.EngineWorkerReport("w", "node", 1, ("0", "GPU-a")),
+    workers.EngineStartingReport("compiling"),
     workers.EngineWorkerReport("w", "node", 1, ("0",), {"kind": "vllm"}),
     workers.GpusReturnedReport(),
     workers.GpusReturnedReport("trainer"),

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import vllm_command, wire
 from heddle_dask.engines.address import EngineAddress, free_port, interface_of, port_range
+from heddle_dask.engines.compile_cache import cache_variables, description_of
 from heddle_dask.engines.defaults import with_small_defaults
 from heddle_dask.engines.dialect import Dialect
 from heddle_dask.engines.gpu_memory import with_own_share
 from heddle_dask.engines.gpus import installed_gpus
 from heddle_dask.engines.spec import EngineCommand, EngineKind, EngineOptions, EngineSpec
-from heddle_dask.engines.vllm_command import VllmOptions, vllm_options
+from heddle_dask.engines.vllm_command import VllmBuild, VllmOptions, vllm_options
 
 if TYPE_CHECKING:
     from heddle_dask.cost.engine_cost import EngineCost
@@ -79,6 +80,14 @@ class VllmKind:
         build = vllm_command.installed_vllm_build()
         if build == "gpu":
             spec = with_own_share(spec, installed_gpus())
+        command = self._command(spec, address, build)
+        if build == "cpu" or "--enforce-eager" in command.argv:
+            return command
+        env = {**cache_variables(os.environ), **command.env}
+        versions = [metadata.version(name) for name in ("vllm", "torch")]
+        return replace(command, env=env, compiled_as=description_of(command.argv, *versions))
+
+    def _command(self, spec: EngineSpec, address: EngineAddress, build: VllmBuild) -> EngineCommand:
         if not spec.kv_transfer:
             return vllm_command.vllm_command(spec, address, build)
         # A choice of the user's own wins.

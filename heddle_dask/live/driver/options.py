@@ -162,6 +162,8 @@ class Patience:
         For workers with the right resource tags to join.
     engines_s
         For engines to answer, once their workers are there.
+    others_s
+        For the other engines to answer, once the first one does; then the run begins, and they join as they answer.
     rejoin_s
         For an engine or a tool worker to come back, when a run has lost the last one and work waits for it.
     scheduler_s
@@ -179,6 +181,9 @@ class Patience:
 
     workers_s: float = option(30.0, "--worker-timeout", "seconds", "Seconds.")
     engines_s: float = option(600.0, "--engine-timeout", "seconds", "Seconds.")
+    others_s: float = option(
+        10.0, "--others-timeout", "seconds", "Seconds for the other engines once one answers; then the run begins."
+    )
     rejoin_s: float = option(
         600.0,
         "--rejoin-timeout",

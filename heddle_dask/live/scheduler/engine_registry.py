@@ -18,6 +18,8 @@ class EngineRegistry:
     sources: dict[EngineId, str] = field(default_factory=dict)
     # The latest failed start of an engine, by worker address.
     start_failures: dict[str, str] = field(default_factory=dict)
+    # What each engine that starts is doing, by worker address.
+    starting: dict[str, str] = field(default_factory=dict)
     # By what means each host keeps actions apart, and why that is less than they ask for (empty: it is not).
     isolation: dict[HostId, tuple[str, str]] = field(default_factory=dict)
     _ready: dict[EngineId, ReadyEngine] = field(default_factory=dict)
@@ -31,7 +33,17 @@ class EngineRegistry:
         self.sources[spec.engine_id] = worker
         self._ready[spec.engine_id] = ready
         self.start_failures.pop(worker, None)
+        self.starting.pop(worker, None)
         return True
+
+    def starts(self, worker: str, phase: str) -> None:
+        """An engine starts on this worker, and is so far."""
+        self.starting[worker] = phase
+
+    def start_failed(self, worker: str, reason: str) -> None:
+        """It did not start; the worker tries again."""
+        self.starting.pop(worker, None)
+        self.start_failures[worker] = reason
 
     def weights_installed(self, engine_id: EngineId, version: PolicyVersion) -> None:
         """The engine samples with this version: the controllers of later sessions are told so."""
@@ -65,6 +77,7 @@ class EngineRegistry:
             del self.hosts[host_id]
             self.isolation.pop(host_id, None)
         self.start_failures.pop(worker, None)
+        self.starting.pop(worker, None)
         return engines, hosts
 
     @property

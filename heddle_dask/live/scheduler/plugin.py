@@ -127,6 +127,7 @@ class HeddleScheduler(SchedulerPlugin):
         announced: dict[type[Any], Callable[[str, Any], None]] = {
             workers.EngineWorkerReport: self.engine_worker,
             workers.EngineReadyReport: self.engine_ready,
+            workers.EngineStartingReport: lambda worker, report: self._registry.starts(worker, report.phase),
             workers.EngineStartFailedReport: lambda worker, report: self._start_failed(worker, report.reason),
             workers.HostReadyReport: self.host_ready,
         }
@@ -261,6 +262,7 @@ class HeddleScheduler(SchedulerPlugin):
             ),
             tool_cpus=self._registry.tool_cpus,
             start_failures=dict(self._registry.start_failures),
+            starting=tuple(self._registry.starting.values()),
             plugins=tuple(self.scheduler.worker_plugins),
             workers=len(tags),
             engine_workers=sum(ENGINE_RESOURCE in each for each in tags),
@@ -532,7 +534,7 @@ class HeddleScheduler(SchedulerPlugin):
 
     def _start_failed(self, worker: str, reason: str) -> None:
         """An engine did not start: a driver that waits for capacity reads it there."""
-        self._registry.start_failures[worker] = reason
+        self._registry.start_failed(worker, reason)
 
     # -- of one session ----------------------------------------------------------------------------
 

@@ -248,6 +248,7 @@ class Capacity(Message):
     # For each tool worker: its host, by what means it keeps actions apart, and why that is less than they ask for.
     isolation: tuple[tuple[str, str, str], ...] = ()
     sessions: tuple[str, ...] = ()  # ids of the open sessions
+    starting: tuple[str, ...] = ()  # what each engine that starts is doing
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,15 @@ class EngineReadyReport(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class EngineStartingReport(Message):
+    """What the engine that starts on this worker is doing."""
+
+    op: ClassVar[str] = "heddle-engine-starting"
+
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStartFailedReport(Message):
     """An engine did not start; the worker tries again."""
 

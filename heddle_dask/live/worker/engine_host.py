@@ -71,6 +71,7 @@ class EngineHost:
         on_lost: Callable[[str], None],  # called with a reason when an incarnation that was ready is gone
         # Called with one line when a start failed; the host tries again after its back-off.
         on_start_failed: Callable[[str], None],
+        on_phase: Callable[[str], None] = lambda phase: None,  # called with what an engine that starts is doing
         records: Path | None = None,  # see `EngineProcess`
         watch: Watch | None = None,
         # Directory on the node's own disk: the engine loads its model from a copy there. None: from the model's path.
@@ -83,6 +84,7 @@ class EngineHost:
         self._on_ready = on_ready
         self._on_lost = on_lost
         self._on_start_failed = on_start_failed
+        self._on_phase = on_phase
         self._records = records
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
@@ -137,8 +139,10 @@ class EngineHost:
                 staged = await self._staged() if installed is None else None
                 model = str(installed.path) if installed is not None else staged.path if staged else self.spec.model
                 spec = replace(self.spec, model=model)
-                # In a thread: on GPUs it asks nvidia-smi.
-                process = await asyncio.to_thread(EngineProcess, spec, directory, records=self._records)
+                # In a thread: on GPUs the check of the spec asks nvidia-smi.
+                process = await asyncio.to_thread(
+                    EngineProcess, spec, directory, records=self._records, on_phase=self._on_phase
+                )
                 self._process = process
                 reason = await self._live_once(process, installed)
             except (BadInput, EngineStartError) as error:

@@ -68,6 +68,7 @@ from heddle_dask.live.wire.transport import Done, Handlers, guarded, tells_fault
 from heddle_dask.live.wire.worker_messages import (
     EngineReadyReport,
     EngineStartFailedReport,
+    EngineStartingReport,
     EngineWorkerReport,
     ExportContext,
     FetchStepResults,
@@ -233,6 +234,7 @@ class RolloutWorker(WorkerPlugin):
             on_ready=self._on_ready,
             on_lost=self._on_lost,
             on_start_failed=lambda reason: self._send(EngineStartFailedReport(reason)),
+            on_phase=lambda phase: self._send(EngineStartingReport(phase)),
             watch=self.watch,
             weights=Path(weights) if (weights := os.environ.get(WEIGHTS_VARIABLE)) else None,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -42,6 +43,8 @@ async def wait_for_capacity(
     engines: int | None,
     patience: Patience,
     on_wait: Callable[[str], None] = lambda message: None,
+    *,
+    others_s: float = math.inf,
 ) -> Capacity:
     """Wait until the cluster can run steps and actions.
 
@@ -51,6 +54,8 @@ async def wait_for_capacity(
         How many engines must answer; None: one on every worker that is tagged for it.
     on_wait
         Takes a line for each thing that is waited for, once.
+    others_s
+        Seconds for the other engines once one answers; then those that are there are enough.
 
     Raises
     ------
@@ -60,6 +65,7 @@ async def wait_for_capacity(
     """
     clock = WaitClock()
     told = ""
+    begins_s = math.inf
     while True:
         capacity = await ask_scheduler(client, GetCapacity())
         jobs = jobs_waited_for(capacity, engines)
@@ -74,6 +80,11 @@ async def wait_for_capacity(
             ready = len(capacity.engines)
             if ready >= wanted:
                 return capacity
+            if ready:
+                begins_s = min(begins_s, time.monotonic() + others_s)
+                if time.monotonic() >= begins_s:
+                    on_wait(f"beginning with {ready} of {wanted} engines; the others join when they answer")
+                    return capacity
             if capacity.start_failures:
                 address, reason = next(iter(capacity.start_failures.items()))
                 failure = f"an engine does not start on worker {address}: {reason}"
@@ -85,11 +96,18 @@ async def wait_for_capacity(
                     return capacity
             if waited_s > patience.engines_s:
                 raise BadInput(f"{ready} of {wanted} engines answer after {waited_s:.0f} s; see their logs")
-            missing = jobs or f"{ready} of {wanted} engines ready"
+            missing = jobs or f"{ready} of {wanted} engines ready{starting_told(capacity.starting)}"
         if missing != told:
             told = missing
             on_wait(missing)
         await asyncio.sleep(_POLL_S)
+
+
+def starting_told(phases: Sequence[str]) -> str:
+    """What the engines that start are doing, in brackets; empty without any."""
+    counts = {phase: phases.count(phase) for phase in sorted(phases)}
+    told = ", ".join(phase if len(phases) == 1 else f"{count} {phase}" for phase, count in counts.items())
+    return f" ({told})" if told else ""
 
 
 def weaker_isolation(capacity: Capacity) -> str:

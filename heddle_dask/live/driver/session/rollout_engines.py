@@ -86,7 +86,8 @@ class RolloutEngines:
         unless_failed = session.channel.unless_failed
         await unless_failed(session.provide_workers(self._spec, self._degrees, watch))
         if self._degrees is None:
-            await unless_failed(wait_for_capacity(self._client, self._asked.count, patience, self._note))
+            waits = wait_for_capacity(self._client, self._asked.count, patience, self._note, others_s=patience.others_s)
+            await unless_failed(waits)
             await unless_failed(session.check_engines(self._spec))
         if line := weaker_isolation(await unless_failed(ask_scheduler(self._client, GetCapacity()))):
             self._note(line)
