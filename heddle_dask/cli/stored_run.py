@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.plain_files import damaged
 from heddle_dask.core.value_types import read_from
 from heddle_dask.live.driver.files.run_writer import WriteMode, journal_path
 from heddle_dask.records.causes import Ended
 from heddle_dask.records.journal import JournalReader
 from heddle_dask.records.journal_lines import RESULTS
-from heddle_dask.records.plain_files import damaged
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.schema import is_ours
 from heddle_dask.records.store import RunStore

@@ -14,7 +14,7 @@ from zarr.codecs import BytesCodec, Crc32cCodec, VLenUTF8Codec, ZstdCodec
 from zarr.storage import LocalStore
 
 from heddle_dask.core.errors import one_line_of
-from heddle_dask.records.plain_files import damaged, open_plain, read_plain
+from heddle_dask.core.plain_files import damaged, open_plain, read_plain
 
 # Of the text of the thousands of rows of one chunk. The second bounds what a small file may become.
 _MOST_TEXT_BYTES = 1 << 30

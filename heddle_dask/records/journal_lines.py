@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.records.plain_files import open_plain
+from heddle_dask.core.plain_files import open_plain
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED
 
 # Version of this file format and of the events and commands in it (`core.journal_codec`); incremented when either

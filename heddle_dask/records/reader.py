@@ -16,8 +16,8 @@ import zarr
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.notebook import facts_html, rows_html
+from heddle_dask.core.plain_files import damaged
 from heddle_dask.core.value_types import read_from
-from heddle_dask.records.plain_files import damaged
 from heddle_dask.records.schema import (
     STRING,
     TABLES,

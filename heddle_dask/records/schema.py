@@ -31,9 +31,9 @@ from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore
 
 from heddle_dask.core.errors import BadInput, one_line_of
+from heddle_dask.core.plain_files import damaged, open_plain, read_plain
 from heddle_dask.core.value_types import FAULTS, MOST_S
 from heddle_dask.records.chunks import check_chunks, has_our_codecs
-from heddle_dask.records.plain_files import damaged, open_plain, read_plain
 from heddle_dask.records.synced_store import SyncedStore
 
 FORMAT = "heddle-run"

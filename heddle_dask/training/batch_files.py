@@ -17,6 +17,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle_dask.core.errors import BadInput, WriteFailed, one_line_of
+from heddle_dask.core.plain_files import open_plain
+from heddle_dask.core.value_types import check_types
 from heddle_dask.records.synced_store import sync_path
 from heddle_dask.training.groups import TokenSequence, TrainingBatch, TrainingTrajectory, TrajectoryGroup
 
@@ -40,11 +43,43 @@ TOKEN_COLUMNS: dict[str, type[np.generic]] = {
     "policy_versions": np.int32,
 }
 
+
+@dataclass(frozen=True, slots=True)
+class _StoredMember:
+    """A member of a group, as the header has it."""
+
+    trajectory_id: str
+    reward: float
+    first_version: int
+    truncated: bool
+    lengths: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredGroup:
+    group_id: str
+    task_id: str
+    environment: str
+    lineage: str
+    late_for: str
+    earlier_rewards: list[float]
+    members: list[_StoredMember]
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredBatch:
+    step: int
+    lineage: str
+    groups: list[_StoredGroup]
+
+
 _UNREADABLE = (
     AttributeError,
     EOFError,
-    KeyError,
+    LookupError,
+    MemoryError,
     OSError,
+    RecursionError,
     TypeError,
     ValueError,
     zipfile.BadZipFile,
@@ -98,18 +133,21 @@ def load_batch(path: Path) -> TrainingBatch:
     """
     try:
         # Opened here: numpy leaves a damaged file open.
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+        with open_plain(path) as raw, np.load(raw, allow_pickle=False) as file:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in file.zip.infolist()):
+                raise ValueError("its parts are compressed")  # a small file could unpack to any size
             header = json.loads(str(file["header"]))
             columns = {name: file[name].astype(dtype, copy=False) for name, dtype in TOKEN_COLUMNS.items()}
-        if header["heddle"] != FORMAT:
+        if header.pop("heddle") != FORMAT:
             raise ValueError("it is another kind of file")
+        version = header.pop("format")
     except FileNotFoundError:
         raise BadInput(f"no batch at {path}: give a file of a run's batches (step-….npz)") from None
     except _UNREADABLE as error:
         raise BadInput(f"cannot read the batch {path}: {one_line_of(error)}: restore it") from None
-    if header["format"] != FORMAT_VERSION:
+    if version != FORMAT_VERSION:
         raise BadInput(
-            f"the batch {path} has format {header['format']}, this version of heddle reads {FORMAT_VERSION}: use the "
+            f"the batch {path} has format {version!r:.40}, this version of heddle reads {FORMAT_VERSION}: use the "
             "version that wrote it"
         )
     try:
@@ -150,12 +188,17 @@ def _group_header(group: TrajectoryGroup) -> dict[str, Any]:
 
 
 def _batch(header: dict[str, Any], columns: dict[str, npt.NDArray[Any]]) -> TrainingBatch:
-    lengths = [n for group in header["groups"] for member in group["members"] for n in member["lengths"]]
-    if any(len(column) != sum(lengths) for column in columns.values()):
+    groups = [
+        _StoredGroup(**{**group, "members": [_StoredMember(**each) for each in group["members"]]})
+        for group in header["groups"]
+    ]
+    stored = _StoredBatch(**{**header, "groups": groups})
+    check_types(stored)
+    lengths = [n for group in stored.groups for member in group.members for n in member.lengths]
+    if min(lengths, default=0) < 0 or any(column.shape != (sum(lengths),) for column in columns.values()):
         raise ValueError("its tokens are not those that it names")
     sequences = _sequences(columns, lengths)
-    groups = tuple(_group(group, sequences) for group in header["groups"])
-    return TrainingBatch(header["step"], header["lineage"], groups)
+    return TrainingBatch(stored.step, stored.lineage, tuple(_group(group, sequences) for group in stored.groups))
 
 
 def _sequences(columns: dict[str, npt.NDArray[Any]], lengths: list[int]) -> Iterator[TokenSequence]:
@@ -165,25 +208,25 @@ def _sequences(columns: dict[str, npt.NDArray[Any]], lengths: list[int]) -> Iter
         yield TokenSequence(**{name: column[start:stop] for name, column in columns.items()})
 
 
-def _group(header: dict[str, Any], sequences: Iterator[TokenSequence]) -> TrajectoryGroup:
+def _group(stored: _StoredGroup, sequences: Iterator[TokenSequence]) -> TrajectoryGroup:
     members = tuple(
         TrainingTrajectory(
-            member["trajectory_id"],
-            member["reward"],
-            tuple(next(sequences) for _ in member["lengths"]),
-            member["first_version"],
-            member["truncated"],
+            member.trajectory_id,
+            member.reward,
+            tuple(next(sequences) for _ in member.lengths),
+            member.first_version,
+            member.truncated,
         )
-        for member in header["members"]
+        for member in stored.members
     )
     return TrajectoryGroup(
-        header["group_id"],
-        header["task_id"],
-        header["environment"],
-        header["lineage"],
+        stored.group_id,
+        stored.task_id,
+        stored.environment,
+        stored.lineage,
         members,
-        header["late_for"],
-        tuple(header["earlier_rewards"]),
+        stored.late_for,
+        tuple(stored.earlier_rewards),
     )
 
 

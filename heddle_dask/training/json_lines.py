@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput, WriteFailed
-from heddle_dask.records.plain_files import read_plain
+from heddle_dask.core.plain_files import read_plain
 
 
 def append_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

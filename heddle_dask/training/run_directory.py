@@ -9,10 +9,13 @@ import json
 import os
 import shutil
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 from heddle_dask.core.errors import BadInput, WriteFailed
+from heddle_dask.core.plain_files import read_plain
+from heddle_dask.core.value_types import check_types, read_from
 from heddle_dask.training.json_lines import append_lines, read_lines, write_lines
 
 DirectoryMode = Literal["create", "overwrite", "resume"]
@@ -22,6 +25,21 @@ FORMAT_VERSION: Final = 1
 
 FREE_TO_CHANGE: Final = ("steps", "engines", "learning", "cluster", "evaluation", "software")
 """Parts of the description that a resumed training may change."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A line of training, as ``run.json`` has it."""
+
+    lineage: str
+    number: int
+    checkpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    asked: Mapping[str, Any]
+    lineages: list[_Line]
 
 
 class TrainingDirectory:
@@ -108,13 +126,16 @@ class TrainingDirectory:
             There is none, or it is of another kind.
         """
         try:
-            stored: dict[str, Any] = json.loads(self.run_file.read_text())
+            stored: dict[str, Any] = json.loads(read_plain(self.run_file))
         except FileNotFoundError:
             raise BadInput(f"{self.path} is no training: it has no run.json") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise BadInput(f"{self.run_file} cannot be read: {error}") from None
-        if stored.get("format") != FORMAT or stored.get("version") != FORMAT_VERSION:
+        if not isinstance(stored, dict) or (stored.get("format"), stored.get("version")) != (FORMAT, FORMAT_VERSION):
             raise BadInput(f"{self.run_file} is of another kind or version: use the heddle that wrote it")
+        with read_from(self.run_file):
+            check_types(_Stored(stored["asked"], [_Line(**each) for each in stored["lineages"]]))
+            stored["lineages"][0]
         return stored
 
     def lineage(self) -> tuple[str, str]:
@@ -142,7 +163,8 @@ class TrainingDirectory:
         """Take what was measured of later steps than `number` out of the logs: these steps are done again."""
         for path, key in ((self.metrics, "step"), (self.samples, "step"), (self.evaluations, "number")):
             rows = read_lines(path)
-            kept = [row for row in rows if row[key] <= number]
+            with read_from(path):
+                kept = [row for row in rows if row[key] <= number]
             # Also without a change: a torn last line goes.
             if path.exists():
                 write_lines(path, kept)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.plain_files import read_plain
 from heddle_dask.weights.manifest import ModelFacts, TensorFacts, WeightsRefused, json_digest
 from heddle_dask.weights.tensor_files import read_header
 
@@ -39,9 +40,9 @@ def model_facts(directory: str | Path) -> ModelFacts:
     """
     path = Path(directory)
     try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        config = json.loads(read_plain(path / "config.json"))
         shape = {key: config.get(key) for key in SHAPE_KEYS}
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise BadInput(f"model directory {directory} has no readable config.json: {error}") from None
     return ModelFacts(json_digest(shape), _tokenizer_digest(path))
 
@@ -107,11 +108,11 @@ def weights_digest(directory: str | Path) -> str:
     """
     parts = []
     for file in weight_files(directory):
+        try:
+            header = read_header(file)
+        except (OSError, WeightsRefused) as error:
+            raise BadInput(f"the weights of model directory {directory} cannot be read: {error}") from None
         with file.open("rb") as reading:
-            try:
-                header = read_header(file)
-            except WeightsRefused as error:
-                raise BadInput(f"the weights of model directory {directory} cannot be read: {error}") from None
             for one in header:
                 hasher = hashlib.blake2b(digest_size=16)
                 reading.seek(one.start)
@@ -128,13 +129,13 @@ def weights_digest(directory: str | Path) -> str:
 
 def _tokenizer_digest(directory: Path) -> str:
     try:
-        tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+        tokenizer = json.loads(read_plain(directory / "tokenizer.json"))
         model = tokenizer["model"]
         added = [[each["id"], each["content"]] for each in tokenizer.get("added_tokens") or ()]
         return json_digest([model.get("vocab"), model.get("merges"), sorted(added)])
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise BadInput(f"the tokenizer of model directory {directory} cannot be read: {error}") from None
     for name in ("tokenizer.model", "vocab.json"):
         if (directory / name).is_file():

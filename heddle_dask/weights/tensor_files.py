@@ -6,6 +6,8 @@ The format: eight bytes (little endian) with the length of a JSON header, the he
 from __future__ import annotations
 
 import json
+import math
+import os
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from heddle_dask.core.plain_files import open_plain
+from heddle_dask.core.value_types import check_types
 from heddle_dask.weights.manifest import TensorFacts, WeightsRefused
 
 ITEM_BYTES: Final[Mapping[str, int]] = {
@@ -129,10 +133,17 @@ def read_header(path: Path) -> tuple[StoredTensor, ...]:
     WeightsRefused
         It is no whole safetensors file.
     """
-    with path.open("rb") as file:
+    try:
+        file = open_plain(path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise WeightsRefused(f"{path.name} cannot be read: {error.strerror}") from None
+    with file:
+        size = os.fstat(file.fileno()).st_size
         start = file.read(8)
-        length = min(_header_bytes(start, path.name), _LONGEST_HEADER_BYTES)
-        return _tensors(start + file.read(length), path.stat().st_size, path.name)
+        length = min(_header_bytes(start, path.name), _LONGEST_HEADER_BYTES, size)
+        return _tensors(start + file.read(length), size, path.name)
 
 
 def tensors_in(data: memoryview, name: str) -> tuple[StoredTensor, ...]:
@@ -155,7 +166,7 @@ def _tensors(head: bytes, end: int, name: str) -> tuple[StoredTensor, ...]:
             raise ValueError(f"a header of {length} bytes")
         header = json.loads(head[8:])
         stored = tuple(_stored(key, entry, 8 + length) for key, entry in header.items() if key != "__metadata__")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsRefused(f"{name} is no safetensors file: {error}") from None
     for one in stored:
         if not 0 <= one.start <= one.stop <= end:
@@ -165,12 +176,23 @@ def _tensors(head: bytes, end: int, name: str) -> tuple[StoredTensor, ...]:
 
 def _stored(name: str, entry: Mapping[str, Any], base: int) -> StoredTensor:
     start, stop = entry["data_offsets"]
-    return StoredTensor(TensorFacts(name, str(entry["dtype"]), tuple(entry["shape"])), base + start, base + stop)
+    stored = StoredTensor(TensorFacts(name, entry["dtype"], tuple(entry["shape"])), base + start, base + stop)
+    check_types(stored)
+    size = ITEM_BYTES.get(stored.facts.dtype)
+    if min(stored.facts.shape, default=0) < 0 or (
+        size is not None and stop - start != size * math.prod(stored.facts.shape)
+    ):
+        raise ValueError(f"{name} of shape {list(stored.facts.shape)} has {stop - start} bytes")
+    return stored
 
 
 def read_tensors(path: Path) -> Iterable[RawTensor]:
-    """The tensors of a file, one after another, mapped and not copied."""
+    """The tensors of a file, one after another, mapped and not copied; `WeightsRefused` as `read_header`."""
     for one in read_header(path):
+        if one.facts.dtype not in ITEM_BYTES:
+            raise WeightsRefused(
+                f"{path.name}: tensor {one.facts.name} has type {one.facts.dtype!r:.40}, not a known one"
+            )
         size = one.stop - one.start
         data = (
             np.memmap(path, dtype=np.uint8, mode="r", offset=one.start, shape=(size,))

@@ -7,19 +7,21 @@ valid (the recorder did not know it) and becomes None.
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import math
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.nouns import joined_domain
+from heddle_dask.core.plain_files import open_plain, plain_lines
 from heddle_dask.workloads.recorded import trace_file
+
+# A trajectory of 10,000 steps has two megabytes.
+_MOST_LINE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,36 +107,30 @@ def read_traces(path: Path | str) -> Iterator[TracedTrajectory]:
         field.
     """
     path = trace_file(path)
-    with _lines(path) as lines:
-        number = 0
-        while True:
-            number += 1
-            where = f"trace file {str(path)!r}, line {number}"
-            try:
-                line = lines.readline()
-            except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-                raise BadInput(f"{where}: cannot be read: {error}") from error
-            if not line:
-                return
-            if line.strip():
-                yield _trajectory(line, where)
-
-
-@contextmanager
-def _lines(path: Path) -> Iterator[io.TextIOBase]:
-    opener: Any = gzip.open if path.suffix == ".gz" else open
     try:
-        file = opener(path, "rt", encoding="utf-8")
+        file = open_plain(path)
     except OSError as error:
         raise BadInput(f"trace file {str(path)!r}: {error.strerror or error}") from error
-    with file:
-        yield file
+    number = 0
+    with file, _unpacked(file, path) as unpacked:
+        try:
+            for number, line in enumerate(plain_lines(unpacked, _MOST_LINE_BYTES), 1):
+                if line.strip():
+                    yield _trajectory(line, f"trace file {str(path)!r}, line {number}")
+        except (OSError, EOFError, zlib.error) as error:
+            raise BadInput(f"trace file {str(path)!r}, line {number + 1}: cannot be read: {error}") from error
 
 
-def _trajectory(line: str, where: str) -> TracedTrajectory:
+def _unpacked(file: BinaryIO, path: Path) -> BinaryIO:
+    return cast(BinaryIO, gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file
+
+
+def _trajectory(line: bytes, where: str) -> TracedTrajectory:
     try:
         data = json.loads(line)
-    except ValueError as error:
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{where}: cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
         raise BadInput(f"{where}: not JSON: {error}") from error
     if not isinstance(data, dict):
         raise BadInput(f"{where}: not a JSON object")

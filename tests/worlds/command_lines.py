@@ -23,6 +23,8 @@ from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.records.store import RunStore
 
+FUZZ_TIMES = int(os.environ.get("HEDDLE_FUZZ_TIMES", "1"))
+"""How many times as many command lines and files are tried as in the tests of each day."""
 ALL = OneLineGroup("all", commands={**heddle.commands, "benchmarks": bench})
 LONG = "x" * 300
 NUMBERS = [
@@ -341,6 +343,7 @@ def answer_of(arguments: tuple[str, ...]) -> Answer:
 
 def check(directory: Path, monkeypatch: pytest.MonkeyPatch, count: int, seed: int, first_words: Sequence[str]) -> None:
     """Run so many command lines; each is refused in one line, or legitimate, which is rare."""
+    count *= FUZZ_TIMES
     prepare(directory, monkeypatch)
     answers = [answer_of(line) for line in command_lines(count, seed, first_words)]
     counts = Counter(answer.outcome for answer in answers)

@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 from heddle_dask.cli.safe_console import SafeConsole
+from heddle_dask.core.value_types import read_from
 from heddle_dask.training.json_lines import read_lines
 from heddle_dask.training.run_directory import TrainingDirectory
 from heddle_dask.training.training_result import reward_change, training_result
@@ -37,19 +38,21 @@ def show_training(path: Path, *, to_stderr: bool) -> dict[str, Any]:
     directory = TrainingDirectory(path)
     stored = directory.description()
     metrics, evaluations = read_lines(directory.metrics), read_lines(directory.evaluations)
-    result = training_result(metrics, evaluations, str(path))
+    asked = stored["asked"]
+    with read_from(path):
+        result = training_result(metrics, evaluations, str(path))
+        steps, lines = _steps(metrics), _lines(result, evaluations, stored["lineages"], asked)
     console = SafeConsole(stderr=to_stderr, soft_wrap=True)
     if not console.is_terminal:
         console = SafeConsole(stderr=to_stderr, soft_wrap=True, width=_FILE_WIDTH)
-    asked = stored["asked"]
     console.print(
         f"environment {asked.get('environment')}, model {asked.get('model')}, {asked.get('groups')} groups of "
         f"{asked.get('samples')}, seed {asked.get('seed')}",
         highlight=False,
         markup=False,
     )
-    console.print(_steps(metrics))
-    for line in _lines(result, evaluations, stored["lineages"], asked):
+    console.print(steps)
+    for line in lines:
         console.print(line, highlight=False, markup=False)
     return {**result, "lineages": stored["lineages"], "asked": asked}
 

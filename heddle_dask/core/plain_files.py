@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +22,14 @@ def open_plain(path: Path, buffering: int = -1) -> BinaryIO:
         os.close(descriptor)
         raise OSError(errno.EINVAL, "it is no regular file", str(path))
     return open(descriptor, "rb", buffering=buffering)
+
+
+def plain_lines(file: BinaryIO, most_bytes: int = MOST_JSON_BYTES) -> Iterator[bytes]:
+    """The lines of an open file; `OSError` at one longer than `most_bytes`, which a small packed file can have."""
+    while line := file.readline(most_bytes + 1):
+        if len(line) > most_bytes:
+            raise OSError(errno.EFBIG, f"a line is longer than {most_bytes:,} bytes")
+        yield line
 
 
 def read_plain(path: Path, most_bytes: int = MOST_JSON_BYTES) -> bytes:
