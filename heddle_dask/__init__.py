@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from heddle_dask.engines.vllm_command import VllmOptions
     from heddle_dask.environments.api_errors import RateLimited, Retry
     from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Reward, Task
+    from heddle_dask.environments.function_tools import ToolAgent
     from heddle_dask.environments.rewards import RewardContext, Transcript
     from heddle_dask.live.clusters.local import LocalRolloutCluster
     from heddle_dask.live.clusters.slurm.cluster import SlurmCluster
@@ -74,6 +75,7 @@ _PLACES = {
     "StructuredOutput": "heddle_dask.core.sampling",
     "Task": "heddle_dask.environments.base",
     "Telemetry": "heddle_dask.live.driver.inputs.telemetry",
+    "ToolAgent": "heddle_dask.environments.function_tools",
     "Transcript": "heddle_dask.environments.rewards",
     "VllmOptions": "heddle_dask.engines.vllm_command",
     "http_call": "heddle_dask.apis.http_calls",
@@ -118,6 +120,7 @@ __all__ = [
     "StructuredOutput",
     "Task",
     "Telemetry",
+    "ToolAgent",
     "Transcript",
     "VllmOptions",
     "http_call",

@@ -15,7 +15,9 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, SupportsFloat
 
 from heddle_dask.chat.reply_parts import answer_of
+from heddle_dask.chat.tool_calls import MalformedCall, ToolCall, parse_calls
 from heddle_dask.core.errors import BadInput, encodable_text, is_finite
+from heddle_dask.core.needs import Needs
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.environments.actions import ActionContext
 from heddle_dask.environments.program_sandbox import ProgramSandbox, sandbox_spec
@@ -108,6 +110,11 @@ class Reply:
     def answer(self) -> str:
         """What it says behind its thinking (``<think>…</think>``); empty while the thinking has no end."""
         return answer_of(self.text, thinking_opened=self.thinking_opened)
+
+    @property
+    def calls(self) -> list[ToolCall | MalformedCall]:
+        """The calls of tools in its answer, in order; also those that cannot be read. A cut reply has none."""
+        return parse_calls(self.answer) if self.finish_reason == "stop" else []
 
     def __reduce__(self) -> tuple[type[Reply], tuple[Any, ...]]:
         values = (getattr(self, each.name) for each in fields(self) if each.name != "context")
@@ -285,13 +292,37 @@ class Context(ActionContext, Protocol):
     def set_template(self, **variables: Any) -> None:
         """Set variables of the chat template for this trajectory, before anything is appended.
 
-        ``ctx.set_template(tools=[…], enable_thinking=False)``: `tools` are JSON schemas of functions, all other names
-        are those that the model's template uses. They come on top of the run's (`ChatModel`).
+        ``ctx.set_template(tools=[…], enable_thinking=False)``: `tools` are functions with type hints and a docstring
+        (Google's form, a line for each parameter below ``Args:``), which `run_tools` then calls, or JSON schemas. All
+        other names are those that the model's template uses. They come on top of the run's (`ChatModel`).
 
         Raises
         ------
         BadInput
-            Something was appended before, a name is no variable, or the template cannot be used with these values.
+            Something was appended before, a name is no variable, a tool has no type hints or docstring, or the template
+            cannot be used with these values.
+        """
+
+    async def run_tools(
+        self, reply: Reply, *, timeout_s: float | None = None, needs: Needs | None = None, most_chars: int = 10_000
+    ) -> list[str]:
+        """Run what a reply calls of the tools given to `set_template`, and append the results as tool messages.
+
+        The calls run side by side, each as an action (`call`). What is wrong in a call, and the failure of a tool, is a
+        text for the model. A cut reply calls nothing, and the model is told so. After eight replies in a row without a
+        usable call the trajectory is `done`, and ends as truncated with the cause ``"no-progress"``.
+
+        Parameters
+        ----------
+        timeout_s, needs
+            Of each call, as for `call`.
+        most_chars
+            Maximum length of one result; of a longer one the end is kept.
+
+        Returns
+        -------
+        list of str
+            What was appended; empty if the reply has ended and calls nothing: then `Reply.answer` is the answer.
         """
 
     def append(self, role: Role, text: str) -> None:

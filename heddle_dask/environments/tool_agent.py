@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from heddle_dask.chat.tool_calls import MalformedCall, ToolCall, parse_calls
+from heddle_dask.chat.tool_calls import MalformedCall, ToolCall
 from heddle_dask.environments.base import CUT, NO_PROGRESS, ActionFailed, Context
 
 Tool = Callable[[Mapping[str, Any]], Awaitable[str]]
@@ -92,7 +92,7 @@ async def converse(
         if reply.finish_reason == "length":
             ctx.append("user", CUT)
             continue
-        calls = parse_calls(reply.answer)
+        calls = reply.calls
         if any(isinstance(call, ToolCall) and call.name in tools for call in calls):
             useless = 0
         for call in calls[: limits.calls_per_reply]:

@@ -17,11 +17,13 @@ import numpy as np
 from heddle_dask.chat.reply_parts import OPEN
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import TrajectoryId
+from heddle_dask.core.needs import Needs
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.contract import GenerateResult, SamplingParams, VersionSpan
 from heddle_dask.environments.actions import FunctionCall, ServiceCall
-from heddle_dask.environments.base import Context, Reply, Role
+from heddle_dask.environments.base import NO_PROGRESS, Context, Reply, Role
+from heddle_dask.environments.function_tools import ToolTurns
 from heddle_dask.live.driver.programs.action_calls import ActionCalls
 from heddle_dask.live.driver.programs.branch import Branch, BranchPort, Recorded, Services, fork_seed
 from heddle_dask.live.driver.programs.pending_input import PendingInput
@@ -64,6 +66,7 @@ class LiveContext(Context):
         self._sandboxes = itertools.count()
         self._forks: list[LiveContext] = []
         self._input = PendingInput(services.template)
+        self._tools = ToolTurns()
         self._told_done = False
         # The step that is awaited.
         self._open: OpenStep | None = None
@@ -92,7 +95,7 @@ class LiveContext(Context):
 
     @property
     def done(self) -> bool:
-        if self._exhausted():
+        if self._exhausted() or self._tools.is_stuck:
             self._told_done = True
         return self._told_done
 
@@ -120,13 +123,24 @@ class LiveContext(Context):
         fork = LiveContext(self._services, spec, fork_seed(self._seed, number), recorded, branch)
         fork.record = self.record.shared()
         fork._input, fork._seen = self._input.copy(), self._seen
+        fork._tools = replace(self._tools)
         self._forks.append(fork)
         return fork
 
     def set_template(self, **variables: Any) -> None:
         if self.context_tokens:
             raise BadInput("set_template: set variables of the chat template before anything is appended")
+        if "tools" in variables:
+            variables["tools"] = self._tools.given(variables["tools"])
         self._input.template = self._input.template.with_variables(variables)
+
+    async def run_tools(
+        self, reply: Reply, *, timeout_s: float | None = None, needs: Needs | None = None, most_chars: int = 10_000
+    ) -> list[str]:
+        texts = await self._tools.run(self, reply, most_chars, timeout_s=timeout_s, needs=needs)
+        if self._tools.is_stuck and self._branch.is_first:
+            self.metadata[NO_PROGRESS] = f"{self._tools.useless} replies in a row called no tool that there is"
+        return texts
 
     def append(self, role: Role, text: str) -> None:
         self._input.append(self.record, role, text, first_step=self._next_step == 0)

@@ -1,0 +1,170 @@
+"""Functions as tools: their schemas, the calls of a reply as actions side by side, and an agent of nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds.scripted_plane import ScriptedPlane, context_on, sampled
+
+from heddle_dask.chat.template import ChatTemplate
+from heddle_dask.chat.tool_calls import format_call
+from heddle_dask.core.errors import BadInput
+from heddle_dask.environments.base import CUT, Task
+from heddle_dask.environments.function_tools import ToolAgent, schema_of
+from heddle_dask.live.driver.options import Budget
+from heddle_dask.live.driver.programs.context import LiveContext
+from heddle_dask.live.wire.messages import ActionOutcome
+
+SHOWS_TOOLS = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+
+
+def add(first: int, second: int) -> int:
+    """Add two numbers.
+
+    Args:
+        first: The first number.
+        second: The second number.
+    """
+    return first + second
+
+
+def search(query: str, label: str = "web") -> dict[str, list[str]]:
+    """Search for pages.
+
+    Args:
+        query: What to search for.
+        label: Where to search.
+    """
+    return {label: [query.upper()]}
+
+
+def says(*texts: str, reason: str = "stop") -> list[Callable[..., Any]]:
+    return [sampled(*text.encode(), reason=reason) for text in texts]
+
+
+@pytest.fixture
+def template(model_dir: str, tmp_path: Path) -> ChatTemplate:
+    """A model whose template shows tools."""
+    folder = shutil.copytree(model_dir, tmp_path / "model")
+    chat = ChatTemplate.load(str(folder))
+    chat._tokenizer.chat_template = SHOWS_TOOLS + chat._tokenizer.chat_template
+    return chat
+
+
+def tool_texts(ctx: LiveContext, plane: ScriptedPlane, template: ChatTemplate) -> str:
+    return template.decode([*plane.seen[-1], template.end_token_ids[0]])
+
+
+def test_a_schema_comes_from_type_hints_and_docstring() -> None:
+    function = schema_of(search)["function"]
+    assert (function["name"], function["description"]) == ("search", "Search for pages.")
+    assert function["parameters"] == {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string", "description": "What to search for."},
+            "label": {"type": "string", "description": "Where to search."},
+        },
+        "required": ["query"],
+    }
+
+
+def test_what_is_no_tool_is_refused_in_one_line(model_dir: str) -> None:
+    def bare(query):  # type: ignore[no-untyped-def]
+        """Search."""
+
+    def silent(query: str) -> str:
+        """Search."""
+        return query
+
+    for tools, message in [
+        ([bare], "tool 'bare': .*missing a type hint.*below 'Args:'"),
+        ([silent], "tool 'silent': .*no description for the argument 'query'"),
+        ([5], "use a list of functions"),
+        (add, "use a list of functions"),
+        ("add", "use a list of functions"),
+        ([add, add], "two functions have one name: add"),
+    ]:
+        with pytest.raises(BadInput, match=message) as refused:
+            context_on(ScriptedPlane(), model_dir).set_template(tools=tools)
+        assert "\n" not in str(refused.value)
+
+
+def test_calls_of_a_reply_run_side_by_side_and_their_results_are_appended(template: ChatTemplate) -> None:
+    calls = format_call("add", {"first": 2, "second": 3}) + format_call("search", {"query": "a", "label": "x"})
+    plane = ScriptedPlane(*says(f"<think>add?</think>{calls}", "It is 5."))
+    ctx = context_on(plane, "", template=template)
+
+    async def body() -> list[Any]:
+        ctx.set_template(tools=[add, search])
+        ctx.append("user", "2+3?")
+        first = await ctx.run_tools(await ctx.generate(), timeout_s=5)
+        last = await ctx.generate()
+        return [first, await ctx.run_tools(last), last.answer]
+
+    assert asyncio.run(body()) == [["5", '{"x": ["A"]}'], [], "It is 5."]
+    assert [action.label for action in ctx.actions] == ["add", "search"]
+    assert [request.timeout_s for request in plane.actions] == [5, 5]
+    seen = tool_texts(ctx, plane, template)
+    assert '"description": "Add two numbers."' in seen
+    assert seen.index("\n5\n") < seen.index('\n{"x": ["A"]}\n')
+
+
+def test_what_is_wrong_in_a_call_is_a_text_for_the_model(template: ChatTemplate) -> None:
+    calls = [
+        "<tool_call>nonsense</tool_call>",
+        format_call("fly", {}),
+        format_call("add", {"first": 2}),
+        format_call("add", {"first": 2, "second": 3}),
+    ]
+    plane = ScriptedPlane(*says("".join(calls)))
+    plane.outcomes = [ActionOutcome("raised", message="ValueError: too large")]
+    ctx = context_on(plane, "", template=template)
+
+    async def body() -> list[str]:
+        ctx.set_template(tools=[add, {"type": "function", "function": {"name": "fly"}}])
+        ctx.append("user", "2+3?")
+        return await ctx.run_tools(await ctx.generate())
+
+    texts = asyncio.run(body())
+    assert "not JSON" in texts[0]
+    assert texts[1:3] == [
+        "error: no tool 'fly'; there is add",
+        "error: add: missing a required argument: 'second'",
+    ]
+    assert texts[3] == "error: add failed: action add raised: ValueError: too large"
+
+
+def test_replies_without_a_usable_call_end_the_conversation(template: ChatTemplate) -> None:
+    useless, usable = format_call("fly", {}), format_call("add", {"first": 1, "second": 1})
+    plane = ScriptedPlane(*says(useless, usable), *says(*[usable] * 4, reason="length"), *says(*[useless] * 9))
+    ctx = context_on(plane, "", template=template, budget=Budget(max_steps=30))
+
+    async def body() -> list[list[str]]:
+        ctx.set_template(tools=[add])
+        ctx.append("user", "go on")
+        heard = []
+        while not ctx.done:
+            heard.append(await ctx.run_tools(await ctx.generate()))
+        return heard
+
+    heard = asyncio.run(body())
+    assert heard[2:6] == [[CUT]] * 4 and len(ctx.actions) == 1
+    assert len(heard) == 10
+    assert ctx.metadata == {"no_progress": "8 replies in a row called no tool that there is"}
+
+
+def test_an_agent_of_tools_needs_no_loop_of_its_own(template: ChatTemplate) -> None:
+    agent = ToolAgent([add], lambda task, answer: float(answer == task.payload["answer"]), system="Be brief.")
+    task = Task("sum", "2+3?", {"answer": "5"})
+    plane = ScriptedPlane(*says(format_call("add", {"first": 2, "second": 3}), "<think>easy</think>5"))
+    assert asyncio.run(agent.solve(task, context_on(plane, "", template=template))) == 1.0
+    with pytest.raises(BadInput, match="environment 'tools' draws no tasks"):
+        agent.tasks(1, 0)
+    endless = ScriptedPlane(*says(*[format_call("add", {"first": 2, "second": 3})] * 3))
+    budget = Budget(max_steps=3)
+    assert asyncio.run(agent.solve(task, context_on(endless, "", template=template, budget=budget))) == 0.0
