@@ -134,7 +134,7 @@ def test_doctor_prints_the_job_scripts():
 
 
 def test_doctor_checks_the_groups(monkeypatch):
-    monkeypatch.setattr("heddle_dask.cli.doctor.checks.run_checks", lambda scheduler: iter(()))
+    monkeypatch.setattr("heddle_dask.cli.doctor.checks.run_checks", lambda scheduler, model: iter(()))
     Path("c.toml").write_text('backend = "local"\n' + GPUS + TOOLS)
     result = invoke("doctor", "--cluster", "c.toml")
     assert result.exit_code == 0
