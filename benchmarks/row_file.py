@@ -28,6 +28,7 @@ _KEYS = {
     "run": (*_WHERE, "arm", "engines"),
     "degrees": (*_WHERE, "predictor"),
     "pass": (*_WHERE, "token_scale", "tool_scale", "engines", "arm", "predictor"),
+    "fault": ("kind", "fault"),
     "job": ("kind", "of", "job", "code"),
     "live": ("kind", "workload", "seed", "simulated", "conditions", "arm", "repeat"),
     "fidelity": ("kind", "workload", "seed", "conditions", "arm", "repeat"),

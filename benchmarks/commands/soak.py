@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import uvloop
 
+from benchmarks.soak_faults.names import NAMES
 from benchmarks.tables import print_measured
 from heddle_dask.cli.one_line import EXIT_FAILED
 from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, shared_options
+from heddle_dask.core.errors import BadInput
 
 
 @click.command("soak")
@@ -30,6 +33,13 @@ from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, shared
     default=None,
     help="RUN.zarr to keep [default: a temporary one].",
 )
+@click.option(
+    "--fault",
+    "faults",
+    multiple=True,
+    type=click.Choice([*NAMES, "all"]),
+    help="Instead: one run under each of these faults of the machine; again for more. Needs root.",
+)
 @shared_options
 @click.pass_context
 def soak(
@@ -40,13 +50,17 @@ def soak(
     kill_every_s: float,
     model: str | None,
     out: Path | None,
+    faults: tuple[str, ...],
     as_json: bool,
     seed: int,
 ) -> None:
     """Memory, open files, processes and shared memory over time, while engines and workers are killed at random.
 
-    Exit code 1 if a trajectory was lost or failed, or a process is left.
+    Exit code 1 if a trajectory was lost or failed, or a process is left. With --fault, rows of the runs are added to
+    --out, and 1 means that something stored was lost, a resume did not complete, or something is left.
     """
+    if faults:
+        ctx.exit(_under_faults(NAMES if "all" in faults else faults, out, as_json))
     from benchmarks.soak import HEADER, SoakPlan, table_line
     from benchmarks.soak import soak as run_soak
     from heddle_dask.cli.engine_option import chosen_model
@@ -74,3 +88,27 @@ def soak(
     if as_json:
         print_measured(result)
     ctx.exit(0 if report.succeeded else EXIT_FAILED)
+
+
+def _under_faults(names: Sequence[str], out: Path | None, as_json: bool) -> int:
+    from benchmarks.row_file import RowFile
+    from benchmarks.soak_faults.place import take_own_namespaces
+    from benchmarks.soak_faults.play import faults_named, play
+
+    rows = RowFile(out)
+    rows.check_writable()
+    try:
+        take_own_namespaces()
+    except OSError as error:
+        raise BadInput(
+            f"--fault makes file systems and networks of its own: {error.strerror}; run it as root"
+        ) from None
+    played = []
+    for name, fault in faults_named(name for name in names if rows.find({"kind": "fault", "fault": name}) is None):
+        row = play(name, fault)
+        click.echo(row.line(), err=as_json)
+        rows.add(row.as_json())
+        played.append(row)
+    if as_json:
+        print_measured({"rows": [row.as_json() for row in played]})
+    return 0 if all(row.succeeded for row in played) else EXIT_FAILED

@@ -253,6 +253,7 @@ def _start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         ("benchmarks.samples", "measure_samples"),
         ("benchmarks.scale.multiprocessing", "get_context"),
         ("benchmarks.soak", "_run"),
+        ("benchmarks.soak_faults.place", "take_own_namespaces"),
         ("benchmarks.watched", "measure_watched"),
         ("benchmarks.weights", "measure_weights"),
         ("benchmarks.experiments.Experiments", "measured"),
