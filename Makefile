@@ -8,8 +8,8 @@ CRDS := build/crds/.there
 ROLLOUT_ARGS ?= --env math --tasks 16 --samples 4 --engines 2 --max-step-tokens 512 --overwrite --out runs/math.zarr
 
 # Pure tests start neither a Dask cluster nor vLLM; they run beside each other, a file in one process, long files first.
-PURE := not cluster and not vllm and not slurm and not long
-LIVE := (cluster or vllm) and not slurm and not long
+PURE := not cluster and not vllm and not slurm and not long and not gpu
+LIVE := (cluster or vllm) and not slurm and not long and not gpu
 # A process that a test has ended fails the stage: a new one would meet the same test.
 FILES := --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 PARALLEL := -n logical --maxprocesses 8 $(FILES)
@@ -26,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest -q
 TWICE := env PYTHON=$(BIN)/python sh scripts/pytest_twice.sh
 ROUNDS ?= 3
 
-.PHONY: rollout test test-fast test-long test-slurm explore docs lint browser screenshots clean
+.PHONY: rollout test test-fast test-long test-slurm gpu explore docs lint browser screenshots clean
 
 rollout: $(STAMP)
 	$(BIN)/heddle rollout $(ROLLOUT_ARGS)
@@ -53,6 +53,10 @@ test-long: browser $(CRDS)
 # On SLURM daemons of their own, with virtual nodes on this machine; needs Debian and root.
 test-slurm: $(STAMP)
 	PYTHON=$(BIN)/python sh scripts/test_slurm.sh
+
+# On a machine with a GPU, in an environment with the extra `gpu`: make gpu BIN=ENVIRONMENT/bin. Rows: gpu-rows.jsonl.
+gpu:
+	$(BIN)/python -m benchmarks gpu $(GPU_ARGS)
 
 test-fast: $(STAMP)
 	$(PYTEST) $(PARALLEL) -m "$(PURE) and not slow"

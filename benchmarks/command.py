@@ -18,6 +18,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "dashboard": "commands.dashboard",
         "decisions": "decisions",
         "fidelity": "commands.fidelity",
+        "gpu": "commands.gpu",
         "live": "commands.live",
         "overhead": "overhead",
         "paper": "commands.paper",

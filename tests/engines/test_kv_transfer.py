@@ -54,7 +54,15 @@ EMULATED = EngineSpec(
     ),
     kv_transfer=True,
 )
-VLLM = EngineSpec("vllm", str(CHECKPOINT), slots=4, max_model_len=MAX_MODEL_LEN, dtype="float32", kv_transfer=True)
+VLLM = EngineSpec(
+    "vllm",
+    str(CHECKPOINT),
+    slots=4,
+    max_model_len=MAX_MODEL_LEN,
+    dtype="float32",
+    kv_transfer=True,
+    engines_per_gpu=3,  # of which there may be one
+)
 
 Scenario = Callable[[EngineClient, EngineClient], Awaitable[None]]
 
