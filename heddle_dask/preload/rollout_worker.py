@@ -31,6 +31,7 @@ from heddle_dask.live.worker.rollout_worker import RolloutWorker
 @click.option("--slots", default=None, type=click.IntRange(min=1), help="default: as the engine kind chooses")
 @click.option("--max-model-len", default=None, type=click.IntRange(min=2), help="default: the model's limit")
 @click.option("--tp-degree", default=1, type=click.IntRange(min=1))
+@click.option("--engines-per-gpu", default=1, type=click.IntRange(min=1), help="engines that share each GPU")
 @click.option("--kv-transfer", is_flag=True, help="engines transfer KV caches to one another")
 @click.option("--hardware", default="", help="class of the GPUs, for affinity, such as H20")
 @click.option("--start-timeout", default=600.0, type=click.FloatRange(min=1), help="seconds")
@@ -43,6 +44,7 @@ async def dask_setup(
     slots: int | None,
     max_model_len: int | None,
     tp_degree: int,
+    engines_per_gpu: int,
     kv_transfer: bool,
     hardware: str,
     start_timeout: float,
@@ -63,6 +65,7 @@ async def dask_setup(
         dtype=dtype,
         tp_degree=tp_degree,
         kv_transfer=kv_transfer,
+        engines_per_gpu=engines_per_gpu,
         options=engine_kind(engine).options_type.from_mapping(_parsed(options)),
     )
     await worker.plugin_add(RolloutWorker(spec, Watch(start_timeout_s=start_timeout)), catch_errors=False)

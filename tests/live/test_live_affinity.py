@@ -19,7 +19,7 @@ from heddle_dask.core.journal_codec import decode, replay
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver.batch import Batch
-from heddle_dask.live.driver.options import Engines
+from heddle_dask.live.driver.options import Engines, Patience
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import Strategy, strategies_of_run
@@ -27,6 +27,7 @@ from heddle_dask.strategies.presets import Strategy, strategies_of_run
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 SPLIT = "affinity=prefill-decode,prefill=H800,decode=H20,priced=False,least_tokens=8"
+FOR_ALL = Patience(others_s=600.0)  # a run would begin with the first engine that answers
 
 
 class TwoDomains:
@@ -52,7 +53,7 @@ def roll(spec: EngineSpec, overrides: Sequence[str], out: Path | None, count: in
                 client,
                 env=TwoDomains(),
                 model=spec.model,
-                engines=Engines(spec=spec, count=2),
+                engines=Engines(spec=spec, count=2, patience=FOR_ALL),
                 strategy=Strategy("sticky-least-loaded", overrides),
                 seed=3,
                 out=out,

@@ -31,13 +31,14 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver.batch import Batch
 from heddle_dask.live.driver.files.run_writer import journal_path
-from heddle_dask.live.driver.options import Engines
+from heddle_dask.live.driver.options import Engines, Patience
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.session import open_session
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import Strategy, strategies_of_run
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+FOR_ALL = Patience(others_s=600.0)  # a run would begin with the first engine that answers
 
 
 class UnevenAgent:
@@ -88,7 +89,7 @@ def roll(
                 client,
                 env=agents[0][0],
                 model=spec.model,
-                engines=Engines(spec=spec, count=sum(degrees) or 2, tp_degrees=degrees or None),
+                engines=Engines(spec=spec, count=sum(degrees) or 2, tp_degrees=degrees or None, patience=FOR_ALL),
                 strategy=Strategy(strategy, overrides),
                 seed=3,
                 out=out,
