@@ -81,7 +81,9 @@ def profile(
 
     if engine == "operators":
         if engines > 1 or kv_transfer or dtype != "auto" or any(gpu_values.values()):
-            raise BadInput("--engine operators starts no engine: leave out --kv-transfer and the options of engines")
+            raise BadInput(
+                "--engine operators starts no engine: leave out --engines, --kv-transfer, --dtype and options of GPUs"
+            )
         sizes = {"slots": slots, "max_context_tokens": max_context_tokens, "repeats": repeats}
         chosen, measured = _operators(model, tp_degree, torch_device, device, sizes, seed)
     else:

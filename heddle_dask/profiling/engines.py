@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import platform
-import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +24,7 @@ from heddle_dask.cost.iteration import BLOCK_TOKENS
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.cost.model_config import read_shape
 from heddle_dask.engines.client import EngineClient
-from heddle_dask.engines.gpus import usable_gpus
+from heddle_dask.engines.gpus import installed_gpus, usable_gpus
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.profiling.plan import STEP_TOKENS, ProfilePlan, measure_kv_transfer
@@ -171,14 +169,6 @@ def model_name(directory: str) -> str:
 
 
 def this_device() -> str:
-    if shutil.which("nvidia-smi"):
-        asked = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=30,
-        )
-        names = asked.stdout.split("\n") if asked.returncode == 0 else []
-        if names and names[0].strip():
-            return f"{sum(bool(name.strip()) for name in names)} x {names[0].strip()}"
+    if gpus := installed_gpus():
+        return f"{len(gpus)} x {gpus[0].name}"
     return f"{len(sched_getaffinity(0))} CPU cores ({platform.machine()})"

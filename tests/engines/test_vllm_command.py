@@ -278,6 +278,7 @@ for line in json.load(sys.stdin):
     parsed = vars(parser.parse_args(line))
     names = ("model", "dtype", "max_model_len", "max_num_seqs", "quantization", "gpu_memory_utilization")
     names += ("logprobs_mode", "scheduling_policy", "tensor_parallel_size", "kv_transfer_config", "port", "uds")
+    names += ("kv_cache_memory_bytes",)
     print("PARSED", json.dumps({name: parsed.get(name) for name in names}, default=str))
 """
 
@@ -287,11 +288,13 @@ for line in json.load(sys.stdin):
 def test_vllms_own_parser_takes_every_command_line(spec, model):
     extra = extra_arguments(["max-num-batched-tokens=8192", "enforce-eager"])
     options = VllmOptions(gpu_memory_utilization=0.5, quantization="fp8", logprobs="processed", extra_args=extra)
+    shared = replace(spec, engines_per_gpu=2, options=VllmOptions(kv_cache_gib=6.5))
     specs = [
         EngineSpec("vllm", str(model)),
         spec,
         replace(spec, tp_degree=2, kv_transfer=True, dtype="bfloat16", options=options),
         replace(spec, options=engine_kind("vllm").options_for(max_positions=9000)),
+        shared,
     ]
     lines = [vllm_command(each, SOCKET, build, 8124, "lo").argv[3:] for each in specs for build in ("cpu", "gpu")]
     done = subprocess.run(
@@ -304,6 +307,7 @@ def test_vllms_own_parser_takes_every_command_line(spec, model):
     assert (open_cpu["max_model_len"], open_cpu["max_num_seqs"]) == (4096, 16)
     assert (open_gpu["max_model_len"], open_gpu["max_num_seqs"]) == (-1, None), "as much as the memory holds"
     assert full_gpu["gpu_memory_utilization"] == 0.5
+    assert (rows[-1]["gpu_memory_utilization"], rows[-1]["kv_cache_memory_bytes"]) == (0.45, 13 << 29)
     assert (full_gpu["quantization"], full_gpu["logprobs_mode"]) == ("fp8", "processed_logprobs")
     assert (full_cpu["dtype"], full_cpu["tensor_parallel_size"]) == ("bfloat16", 2)
     assert all(row["scheduling_policy"] == "priority" and row["model"] == str(model) for row in rows)

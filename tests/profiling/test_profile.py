@@ -234,7 +234,7 @@ def test_operators_of_a_tiny_mixture_of_experts(tmp_path):
         (("--torch-device", "cuda:99"), "--torch-device cuda:99: use "),
         (
             ("--kv-transfer",),
-            "--engine operators starts no engine: leave out --engines, --kv-transfer and --dtype",
+            "--engine operators starts no engine: leave out --engines, --kv-transfer, --dtype and options of GPUs",
         ),
         (("--model", "gpt-9"), "model 'gpt-9' is unknown"),
     ],

@@ -32,13 +32,17 @@ class EngineRegistry:
         self.engines[spec.engine_id] = (worker, spec)
         self.sources[spec.engine_id] = worker
         self._ready[spec.engine_id] = ready
-        self.start_failures.pop(worker, None)
-        self.starting.pop(worker, None)
+        self.starts_no_more(worker)
         return True
 
     def starts(self, worker: str, phase: str) -> None:
         """An engine starts on this worker, and is so far."""
         self.starting[worker] = phase
+
+    def starts_no_more(self, worker: str) -> None:
+        """The worker hosts no engine, and what became of the last one is no news."""
+        self.starting.pop(worker, None)
+        self.start_failures.pop(worker, None)
 
     def start_failed(self, worker: str, reason: str) -> None:
         """It did not start; the worker tries again."""
@@ -76,8 +80,7 @@ class EngineRegistry:
         for host_id in hosts:
             del self.hosts[host_id]
             self.isolation.pop(host_id, None)
-        self.start_failures.pop(worker, None)
-        self.starting.pop(worker, None)
+        self.starts_no_more(worker)
         return engines, hosts
 
     @property

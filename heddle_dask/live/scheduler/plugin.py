@@ -511,7 +511,7 @@ class HeddleScheduler(SchedulerPlugin):
         """GPUs of a worker are free; without its engine, a start that failed is no news for the next run."""
         self._seats.give_back(worker, report.holder)
         if report.holder == ENGINE:
-            self._registry.start_failures.pop(worker, None)
+            self._registry.starts_no_more(worker)
 
     def host_ready(self, worker: str, report: workers.HostReadyReport) -> None:
         """A worker takes actions."""
