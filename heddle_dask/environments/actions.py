@@ -111,8 +111,8 @@ class ActionContext(Protocol):
         Parameters
         ----------
         function
-            Picklable. A plain function runs in a process, which is killed at the limit and otherwise used again. An
-            async one runs on the event loop of the tool worker and must not block it. A function with a parameter named
+            Picklable. A plain function runs in a process, which is killed at the limit and otherwise used again.
+            Async ones share a process; one that blocks is left there alone. A function with a parameter named
             ``cpus`` gets the number of granted CPUs.
         cpus
             Number of CPUs, ``(least, most)`` or a set, short for ``needs=Needs(cpus=…)``; 0 if it only waits.

@@ -9,15 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import stat
-import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from heddle_dask.sandbox import inside
 from heddle_dask.sandbox.confinement import (
-    DiskUsage,
     Mode,
     PreparedRun,
     common_environment,
@@ -25,6 +21,7 @@ from heddle_dask.sandbox.confinement import (
     private_user_id,
 )
 from heddle_dask.sandbox.outcome import SandboxLimits
+from heddle_dask.sandbox.program_files import disk_usage, new_folder, remove
 
 
 class Weak:
@@ -57,7 +54,7 @@ class Weak:
     @asynccontextmanager
     async def prepare(self, limits: SandboxLimits, cpus: int) -> AsyncIterator[PreparedRun]:
         uid = private_user_id() if self._private_user_ids else None
-        folder = tempfile.mkdtemp(prefix="heddle-sandbox-")
+        folder = new_folder()
         try:
             if uid is not None:
                 os.chown(folder, uid, uid)
@@ -84,32 +81,3 @@ class Weak:
         # The change of user id clears the death signal, so it must be set afterwards, as setpriv does.
         change = ("--reuid", str(uid), "--regid", str(uid), "--clear-groups") if uid else ()
         return (self._setpriv, *change, "--no-new-privs", "--pdeathsig", "KILL")
-
-
-def disk_usage(folder: str) -> DiskUsage:
-    """Usage of all below a folder; files that disappear meanwhile count 0 bytes."""
-    used_bytes = files = 0
-    for path, folders, names in os.walk(folder):
-        files += len(folders) + len(names)
-        for name in names:
-            try:
-                used_bytes += os.lstat(os.path.join(path, name)).st_blocks * 512
-            except FileNotFoundError:
-                continue
-    return DiskUsage(used_bytes, files)
-
-
-def remove(folder: str) -> None:
-    """Delete a folder with all its content, including unreadable parts."""
-
-    def make_writable(function: Callable[[str], object], path: str, _info: object) -> None:
-        parent = os.path.dirname(path)
-        for place in (parent, path):
-            if os.path.lexists(place) and not os.path.islink(place) and place.startswith(folder):
-                os.chmod(place, stat.S_IRWXU)
-        if os.path.isdir(path) and not os.path.islink(path):
-            shutil.rmtree(path)
-        elif os.path.lexists(path):
-            os.unlink(path)
-
-    shutil.rmtree(folder, onerror=make_writable)

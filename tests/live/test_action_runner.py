@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -24,7 +25,8 @@ from heddle_dask.core.resources import Resources
 from heddle_dask.isolation import process_tree
 from heddle_dask.isolation.cgroups import CgroupTree, FoundCgroups, find_cgroups
 from heddle_dask.isolation.granted import granted
-from heddle_dask.live.wire.messages import ActionCall
+from heddle_dask.live.wire.messages import ActionCall, CallPlace
+from heddle_dask.live.worker import coroutine_calls
 from heddle_dask.live.worker.action_runner import ActionRunner
 from heddle_dask.live.worker.cpu_pool import CoreLease, CpuPool
 from heddle_dask.live.worker.running_call import LimitExceeded
@@ -54,8 +56,9 @@ class Actions:
         timeout_s: float | None = None,
         **limits: int,
     ) -> Any:
-        on_loop = asyncio.iscoroutinefunction(function)
-        call = ActionCall("s", "a", cloudpickle.dumps((function, args, {})), None, "key", on_loop, **limits)
+        place: CallPlace = "coroutines" if asyncio.iscoroutinefunction(function) else "process"
+        payload = cloudpickle.dumps((function, args, {}))
+        call = ActionCall("s", "a", payload, None, "key", place, function.__name__, **limits)
         lease = CoreLease(Resources.of(cpus=cpus, memory_bytes=memory_bytes))
 
         async def fetch() -> bytes:
@@ -337,6 +340,116 @@ def test_an_action_that_raises_or_dies_gives_its_cores_back(tmp_path: Path, grou
         assert len((await actions(its_cores, cpus=len(CORES)))[0]) == len(CORES)
 
     with_actions(tmp_path, groups, body)
+
+
+# -- coroutines ------------------------------------------------------------------------------------------
+
+
+async def waits_beside(path: str) -> tuple[int, int]:
+    """The process that began this call, and the one that ends it."""
+    with open(path + "-pids", "a") as file:
+        file.write(f"{os.getpid()}\n")
+    while not Path(path).exists():
+        await asyncio.sleep(0.01)
+    return int(Path(path + "-pids").read_text().split()[0]), os.getpid()
+
+
+async def blocks(seconds: float) -> int:
+    async def sleeps() -> None:
+        time.sleep(seconds)
+
+    await asyncio.gather(sleeps())
+    return os.getpid()
+
+
+async def ends_its_process() -> None:
+    os._exit(7)
+
+
+async def its_process() -> int:
+    return os.getpid()
+
+
+async def exits(code: int) -> None:
+    sys.exit(code)
+
+
+async def ignores_that_it_is_cancelled() -> None:
+    while True:
+        try:
+            await asyncio.sleep(600)
+        except asyncio.CancelledError:
+            continue
+
+
+def test_coroutines_have_one_process_and_end_by_their_limit(tmp_path: Path, groups: FoundCgroups) -> None:
+    async def body(actions: Actions) -> None:
+        first, second = await asyncio.gather(actions(its_process), actions(its_process, cpus=0))
+        assert first == second != os.getpid()
+        with pytest.raises(TimeoutError):
+            await actions(waits_beside, str(tmp_path / "never"), timeout_s=0.5)
+        with pytest.raises(ToolRaised, match="SystemExit: 3"):
+            await actions(exits, 3)
+        assert await actions(its_process) == first
+
+    with_actions(tmp_path, groups, body)
+
+
+def test_a_coroutine_that_blocks_disturbs_no_other(tmp_path: Path) -> None:
+    async def body(actions: Actions) -> None:
+        go = tmp_path / "go"
+        beside = asyncio.ensure_future(actions(waits_beside, str(go)))
+        while not Path(f"{go}-pids").exists():
+            await asyncio.sleep(0.01)
+        blocking = asyncio.ensure_future(actions(blocks, 600))
+        while len(Path(f"{go}-pids").read_text().split()) < 2:
+            await asyncio.sleep(0.01)
+        assert not blocking.done()
+        go.touch()
+        common, own = await beside
+        assert common != own, "it has begun again"
+        assert await actions(its_process) != common
+        blocking.cancel()  # its limit
+        await asyncio.wait({blocking})
+        assert blocking.cancelled()
+        assert await actions(blocks, 0) != await actions(its_process), "from now on it has a process of its own"
+
+    with_actions(tmp_path, FoundCgroups(), body)
+
+
+@pytest.mark.parametrize(
+    ("culprit", "error"), [(ends_its_process, ToolProcessEnded), (ignores_that_it_is_cancelled, TimeoutError)]
+)
+def test_a_coroutine_whose_process_must_end_fails_alone(
+    tmp_path: Path, culprit: Callable[[], Any], error: type[Exception]
+) -> None:
+    async def body(actions: Actions) -> None:
+        go = tmp_path / "go"
+        beside = asyncio.ensure_future(actions(waits_beside, str(go)))
+        with pytest.raises(error):
+            await actions(culprit, timeout_s=1.0 if error is TimeoutError else None)
+        go.touch()
+        await beside
+
+    with_actions(tmp_path, FoundCgroups(), body)
+
+
+def test_coroutines_begin_again_when_their_process_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(coroutine_calls, "SILENT_S", 2)
+
+    async def body(actions: Actions) -> None:
+        go = tmp_path / "go"
+        process = await actions(its_process)
+        beside = asyncio.ensure_future(actions(waits_beside, str(go)))
+        await asyncio.sleep(0)
+        os.kill(process, signal.SIGSTOP)
+        while not Path(f"{go}-pids").exists() or str(process) in Path(f"{go}-pids").read_text().split()[-1]:
+            await asyncio.sleep(0.01)
+        go.touch()
+        assert (await beside)[1] != process
+        assert await actions(its_process) != process
+
+    with_actions(tmp_path, FoundCgroups(), body)
 
 
 # -- the accounts ----------------------------------------------------------------------------------------

@@ -147,6 +147,10 @@ def step_end(kind: type[End], call: StepCall, result: StepResult) -> End:
 # -- actions ---------------------------------------------------------------------------------------
 
 
+CallPlace = Literal["process", "coroutines", "loop"]
+"""Where a function runs: in a process of its own, in that of coroutine functions, or on the worker's event loop."""
+
+
 @dataclass(frozen=True, slots=True)
 class ActionCall:
     """One action on its way to a tool worker."""
@@ -157,8 +161,8 @@ class ActionCall:
     payload: bytes | None
     timeout_s: float | None
     idempotency_key: str  # the same for every attempt of one call of the agent; `action_id` differs
-    # Whether the function is a coroutine function: it runs on the worker's event loop, others in a process.
-    on_loop: bool = False
+    place: CallPlace = "process"
+    function: str = ""  # its full name
     max_bytes: int = 2**63  # limit of the pickled value
     max_disk_bytes: int = 10 << 30  # limit of what it has in its scratch directory
     max_processes: int = 1024  # limit of its concurrent processes and threads

@@ -1,8 +1,12 @@
-"""Runs actions with cores of their own: in a process each, or on the worker's event loop."""
+"""Runs actions with cores of their own: plain functions in a process each, coroutines of users in a common one.
+
+Coroutines of this package, and those that use a model service, run on the worker's event loop.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,12 +17,13 @@ import cloudpickle
 from heddle_dask.isolation.granted import running_with
 from heddle_dask.isolation.process_tree import ProcessStat, below, live_processes
 from heddle_dask.live.wire.messages import ActionCall
+from heddle_dask.live.worker.coroutine_calls import CallLost, CoroutineCalls
 from heddle_dask.live.worker.cpu_pool import CoreLease, CpuPool
+from heddle_dask.live.worker.process_calls import accepted
 from heddle_dask.live.worker.running_call import LimitCause, RunningCall
-from heddle_dask.live.worker.tool_fork_server import accepted
 from heddle_dask.live.worker.tool_processes import MAX_PROCESSES, ToolProcesses
 from heddle_dask.sandbox.process_accounting import proportional_bytes
-from heddle_dask.sandbox.weak import disk_usage
+from heddle_dask.sandbox.program_files import disk_usage
 
 _PERIOD_S = 0.1
 # A look may take this share of the time: a scratch directory with a million files is looked at seldom.
@@ -38,6 +43,7 @@ class ActionRunner:
         self._watch = UsageWatch()
         self._processes = ToolProcesses(MAX_PROCESSES + pool.resources["cpus"], pool.groups)
         self._processes.start()
+        self._coroutines = CoroutineCalls(self._processes)
 
     async def run(
         self,
@@ -66,14 +72,18 @@ class ActionRunner:
         LimitExceeded
             It used more than it may.
         ToolRaised, ToolProcessEnded
-            A plain function raised, or its process ended. A coroutine function raises what it raises.
+            The function raised, or its process ended. On the worker's loop a function raises what it raises.
         """
         try:
             await self.pool.take(lease, call)
             offered = {**more, "cpus": lease.granted.cpus, "idempotency_key": call.idempotency_key}
-            if not call.on_loop:
-                return await self._in_process(await fetch(), offered, lease)
-            function, args, kwargs = cloudpickle.loads(await fetch())
+            payload = await fetch()
+            if call.place == "coroutines":
+                with contextlib.suppress(CallLost):
+                    return await self._coroutines.run(call.function, payload, offered, lease.granted)
+            if call.place != "loop":
+                return await self._in_process(payload, offered, lease)
+            function, args, kwargs = cloudpickle.loads(payload)
             with running_with(lease.granted):
                 value = await function(*args, **{**kwargs, **accepted(function, offered)})
             pickled: bytes = cloudpickle.dumps(value)
@@ -91,6 +101,7 @@ class ActionRunner:
     async def close(self) -> None:
         """End all processes and give up the cores."""
         self._watch.close()
+        self._coroutines.close()
         await self._processes.close()
         await asyncio.to_thread(self.pool.close)
 

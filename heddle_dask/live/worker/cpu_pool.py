@@ -23,7 +23,7 @@ from heddle_dask.isolation.process_tree import live_processes
 from heddle_dask.live.wire.messages import MEMORY_VARIABLE, ActionCall
 from heddle_dask.live.worker.call_terms import CallTerms
 from heddle_dask.live.worker.running_call import RunningCall
-from heddle_dask.sandbox.weak import remove
+from heddle_dask.sandbox.program_files import remove
 
 _MORE_THREADS = 32
 
@@ -35,7 +35,7 @@ class CoreLease:
     resources: Resources  # what the controller has granted
     # What processes that it starts from the worker's loop are held to; without cores until these are taken.
     granted: Granted = field(default_factory=Granted)
-    # The terms and limits of its process, where it is a plain function.
+    # The terms and limits of its process, where it has one.
     call: RunningCall = field(default_factory=RunningCall)
     group: Cgroup | None = None
     over: bool = False
@@ -79,7 +79,7 @@ class CpuPool:
         return cls(cpus, limit_bytes, Path(worker.local_directory) / "actions", claims_directory(), found)
 
     async def take(self, lease: CoreLease, call: ActionCall) -> None:
-        """Give an action its cores; a plain function gets a scratch directory too.
+        """Give an action its cores, and a scratch directory for a process of its own.
 
         The cores are free, as the controller has granted them; except where an action of a driver that has died still
         has them, which the controller of the next run does not know. Then this waits for it.
@@ -90,7 +90,7 @@ class CpuPool:
             await self._returned.wait()
         cores = self._allocator.take(cpus) if self._exclusive else ()
         lease.granted = Granted(cpus, cores, memory, lambda pid: self._adopt(lease, pid))
-        if not call.on_loop:
+        if call.place != "loop":
             lease.call = self._running_call(call, cpus, cores, memory)
 
     def _running_call(self, call: ActionCall, cpus: int, cores: tuple[int, ...], memory: int) -> RunningCall:

@@ -10,6 +10,7 @@ from typing import Any
 
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.isolation.granted import granted
+from heddle_dask.sandbox.program_files import reap_folders
 from heddle_dask.sandbox.stateful.contract import SandboxFailed, SandboxSpec, StatefulSandbox
 from heddle_dask.sandbox.stateful.local_sandbox import close_keeper_of_loop, keeper_of_loop, sandboxes_directory
 from heddle_dask.sandbox.stateful.orders import SandboxOrder
@@ -48,6 +49,7 @@ async def reap_stale_sandboxes() -> None:
     """Delete what workers that died have left on this machine."""
     with contextlib.suppress(HeddleError):  # said again to the first program that wants a sandbox
         await asyncio.to_thread(lambda: reap(sandboxes_directory()))
+    await asyncio.to_thread(reap_folders)
 
 
 async def close_sandboxes() -> None:

@@ -4,7 +4,8 @@ Runs as its own program, started before the first call. It has one thread, so a 
 call needs, so a fork takes milliseconds. Its first argument is a Unix socket to the tool worker (SOCK_SEQPACKET):
 
 - from the worker: `FORK` with a number, one end of a socket pair, on which the new process is sent its calls, and one
-  of a pipe for what it prints; `KILL` with a number, which ends the process and its process group;
+  of a pipe for what it prints; `SERVE` the same, for the process of coroutine functions (`coroutine_server`); `KILL`
+  with a number, which ends the process and its process group;
 - to the worker: `FORKED` with the number and the pid of a new process; `ENDED` with the number of a process that has
   ended, and its wait status.
 
@@ -39,16 +40,23 @@ from heddle_dask.engines.watchdog import SHIELDED_SIGNALS, SHIELDED_VARIABLE
 from heddle_dask.environments.api_errors import refusal_of
 from heddle_dask.isolation import process_tree
 from heddle_dask.live.worker.call_terms import lift_limits
+from heddle_dask.live.worker.coroutine_server import serve_coroutines
+from heddle_dask.live.worker.process_calls import (
+    FRAME,
+    JOIN,
+    LAST_RAISED,
+    LAST_VALUE,
+    PATH,
+    RAISED,
+    VALUE,
+    accepted,
+    one_line,
+    receive,
+)
 
 REQUEST = struct.Struct("!cQ")
 NOTICE = struct.Struct("!cQq")
-FORK, KILL, FORKED, ENDED = b"F", b"K", b"S", b"E"
-
-# A frame on the socket of a process: a tag, the length of the body, the body.
-FRAME = struct.Struct("!cQ")
-PATH, JOIN, CALL, VALUE, RAISED = b"P", b"J", b"C", b"V", b"R"
-# Answers of a process that is not used again: its call has left processes or threads behind.
-LAST_VALUE, LAST_RAISED = b"v", b"r"
+FORK, SERVE, KILL, FORKED, ENDED = b"F", b"L", b"K", b"S", b"E"
 
 _PR_SET_PDEATHSIG = 1
 
@@ -87,7 +95,8 @@ def main() -> None:
                 elif (pid := os.fork()) == 0:
                     for other in (control, woken, wake):
                         other.close()
-                    _serve_calls(socket.socket(fileno=descriptors[0]), descriptors[1])
+                    serve = _serve_calls if tag == FORK else serve_coroutines
+                    _serve(serve, socket.socket(fileno=descriptors[0]), descriptors[1])
                 else:
                     for descriptor in descriptors:
                         os.close(descriptor)
@@ -126,8 +135,8 @@ def _kill(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def _serve_calls(calls: socket.socket, output: int) -> None:
-    """The forked process: run calls one after the other until the socket closes."""
+def _serve(serve: Callable[[socket.socket], None], calls: socket.socket, output: int) -> None:
+    """The forked process: serve until the socket closes."""
     code = 0
     try:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -136,21 +145,7 @@ def _serve_calls(calls: socket.socket, output: int) -> None:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _print_to(output)
-        idle_cores = os.sched_getaffinity(0)
-        while (frame := _receive(calls)) is not None:
-            tag, body = frame
-            if tag == PATH:
-                sys.path[:] = body.decode().split("\0")
-                continue
-            if tag == JOIN:
-                _join(body.decode().split("\0"))
-                continue
-            answer_tag, answer = _answer(body, idle_cores)
-            _flush()
-            calls.sendall(FRAME.pack(answer_tag, len(answer)))
-            calls.sendall(answer)
-            if answer_tag in (LAST_VALUE, LAST_RAISED):
-                return
+        serve(calls)
     except OSError as error:
         code = 1  # the worker has gone, or the control group
         with contextlib.suppress(OSError):
@@ -158,6 +153,25 @@ def _serve_calls(calls: socket.socket, output: int) -> None:
     finally:
         _flush()
         os._exit(code)
+
+
+def _serve_calls(calls: socket.socket) -> None:
+    """Run calls of plain functions, one after the other."""
+    idle_cores = os.sched_getaffinity(0)
+    while (frame := receive(calls)) is not None:
+        tag, body = frame
+        if tag == PATH:
+            sys.path[:] = body.decode().split("\0")
+            continue
+        if tag == JOIN:
+            _join(body.decode().split("\0"))
+            continue
+        answer_tag, answer = _answer(body, idle_cores)
+        _flush()
+        calls.sendall(FRAME.pack(answer_tag, len(answer)))
+        calls.sendall(answer)
+        if answer_tag in (LAST_VALUE, LAST_RAISED):
+            return
 
 
 def _print_to(output: int) -> None:
@@ -182,26 +196,6 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
-
-
-def _receive(calls: socket.socket) -> tuple[bytes, bytes] | None:
-    head = _read(calls, FRAME.size)
-    if head is None:
-        return None
-    tag, length = FRAME.unpack(head)
-    body = _read(calls, length)
-    return None if body is None else (tag, body)
-
-
-def _read(calls: socket.socket, length: int) -> bytes | None:
-    body = bytearray(length)
-    view, at = memoryview(body), 0
-    while at < length:
-        taken = calls.recv_into(view[at:])
-        if taken == 0:
-            return None
-        at += taken
-    return bytes(body)
 
 
 def _answer(body: bytes, idle_cores: Collection[int]) -> tuple[bytes, bytes]:
@@ -243,18 +237,3 @@ def call_pickled(payload: bytes, offered: dict[str, Any]) -> bytes:
 
 async def _awaited(value: Any) -> Any:
     return await value
-
-
-def accepted(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str, Any]:
-    """Those of the keyword arguments that the function has a parameter for."""
-    try:
-        names = inspect.signature(function).parameters
-    except (TypeError, ValueError):
-        return {}  # a builtin without a signature takes none
-    return {name: value for name, value in offered.items() if name in names}
-
-
-def one_line(error: BaseException) -> str:
-    """Type and first line of an error."""
-    first = str(error).splitlines()[0] if str(error) else ""
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__

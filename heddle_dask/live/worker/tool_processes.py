@@ -20,22 +20,9 @@ from heddle_dask.isolation import process_tree
 from heddle_dask.isolation.cgroups import Cgroup, CgroupTree
 from heddle_dask.live.wire.messages import ActionStatus
 from heddle_dask.live.worker.printed import Printed
+from heddle_dask.live.worker.process_calls import CALL, FRAME, JOIN, LAST_RAISED, LAST_VALUE, PATH, RAISED
 from heddle_dask.live.worker.running_call import RunningCall
-from heddle_dask.live.worker.tool_fork_server import (
-    CALL,
-    ENDED,
-    FORK,
-    FORKED,
-    FRAME,
-    JOIN,
-    KILL,
-    LAST_RAISED,
-    LAST_VALUE,
-    NOTICE,
-    PATH,
-    RAISED,
-    REQUEST,
-)
+from heddle_dask.live.worker.tool_fork_server import ENDED, FORK, FORKED, KILL, NOTICE, REQUEST, SERVE
 
 # Plain functions get a process each; so many run at once beside those that have a CPU, the others wait.
 MAX_PROCESSES = 64
@@ -75,7 +62,7 @@ class ToolServerEnded(Exception):
         super().__init__("the server that forks processes for tools was killed")
 
 
-class _Process:
+class ToolProcess:
     """One process: its number and pid (0 until the server has told), its streams, and where it imports from."""
 
     def __init__(self, number: int, path: tuple[str, ...], printed: Printed) -> None:
@@ -94,15 +81,16 @@ class _Process:
     async def connect(self, end: socket.socket) -> None:
         self.reader, self.writer = await asyncio.open_connection(sock=end, limit=_BUFFER_BYTES)
         self.connected = True
-        self._send(PATH, "\0".join(self.path).encode())
+        self.send(PATH, "\0".join(self.path).encode())
         if self.group is not None:
-            self._send(JOIN, "\0".join(self.group.join_files).encode())
+            self.send(JOIN, "\0".join(self.group.join_files).encode())
 
     def disconnect(self) -> None:
         if self.connected:
             self.writer.close()
 
-    def _send(self, tag: bytes, body: bytes) -> None:
+    def send(self, tag: bytes, body: bytes) -> None:
+        """Send a frame."""
         self.writer.write(FRAME.pack(tag, len(body)))
         self.writer.write(body)
 
@@ -110,7 +98,7 @@ class _Process:
         """Run one call and return the pickled value."""
         self.lasting = False
         try:
-            self._send(CALL, body)
+            self.send(CALL, body)
             await self.writer.drain()
             tag, length = FRAME.unpack(await self.reader.readexactly(FRAME.size))
             answer = await self.reader.readexactly(length)
@@ -143,8 +131,8 @@ class ToolProcesses:
         self._at_once = at_once
         self._free = asyncio.Semaphore(at_once)
         self._groups = groups
-        self._idle: list[_Process] = []
-        self._processes: dict[int, _Process] = {}
+        self._idle: list[ToolProcess] = []
+        self._processes: dict[int, ToolProcess] = {}
         self._numbers = 0
         self._server: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -205,12 +193,11 @@ class ToolProcesses:
                     call.printed = process.printed.end()
                     self._set_idle(process)
                 else:
-                    self._discard(process)
                     # Its cores are free when it has ended with all below it, and not before.
-                    await asyncio.wait({process.ended}, timeout=_KILLED_S)
+                    await self.end(process)
                     call.printed = process.printed.end()
 
-    def _confine(self, process: _Process, call: RunningCall) -> None:
+    def _confine(self, process: ToolProcess, call: RunningCall) -> None:
         process.cpus = call.terms.cpus
         group = process.group
         if group is not None:
@@ -220,7 +207,7 @@ class ToolProcesses:
                 group.set_memory(call.memory_bytes)
         call.running(lambda: process.pid, group, lambda: self._kill(process))
 
-    def _set_idle(self, process: _Process) -> None:
+    def _set_idle(self, process: ToolProcess) -> None:
         self._idle.append(process)  # the one used last is used next: what it has imported is warm
         if len(self._idle) > self._at_once:
             self._discard(self._idle.pop(0))
@@ -259,7 +246,7 @@ class ToolProcesses:
                 server.kill()  # its processes have PDEATHSIG
                 await asyncio.to_thread(server.wait)
 
-    async def _idle_or_new(self, call: RunningCall) -> _Process:
+    async def _idle_or_new(self, call: RunningCall) -> ToolProcess:
         """A process that has the right imports, and whose numeric libraries know the right number of CPUs.
 
         A limit of memory is for a new process: what it has allocated before counts too.
@@ -273,23 +260,32 @@ class ToolProcesses:
                 return self._idle.pop(at)
         return await self._new(path)
 
-    async def _new(self, path: tuple[str, ...]) -> _Process:
+    async def new_for_coroutines(self) -> ToolProcess:
+        """A process for coroutine functions (`coroutine_server`), with no control group: it serves many calls.
+
+        Raises
+        ------
+        ToolServerEnded
+        """
+        return await self._new(tuple(sys.path), SERVE)
+
+    async def _new(self, path: tuple[str, ...], kind: bytes = FORK) -> ToolProcess:
         self.start()
         assert self._control is not None
         self._numbers += 1
-        process = _Process(self._numbers, path, Printed())
+        process = ToolProcess(self._numbers, path, Printed())
         ours, theirs = socket.socketpair()
         with theirs:
             descriptors = [theirs.fileno(), process.printed.write_end]
             try:
-                socket.send_fds(self._control, [REQUEST.pack(FORK, process.number)], descriptors)
+                socket.send_fds(self._control, [REQUEST.pack(kind, process.number)], descriptors)
             except OSError:
                 raise ToolServerEnded from None  # its end has not been noticed yet
             finally:
                 process.printed.close_write_end()
         self._processes[process.number] = process
         try:
-            if self._groups is not None:
+            if self._groups is not None and kind == FORK:
                 process.group = self._groups.make()
             await process.connect(ours)
         except BaseException:
@@ -297,11 +293,16 @@ class ToolProcesses:
             raise
         return process
 
-    def _discard(self, process: _Process) -> None:
+    async def end(self, process: ToolProcess) -> None:
+        """Kill a process with everything below it, and wait for its end."""
+        self._discard(process)
+        await asyncio.wait({process.ended}, timeout=_KILLED_S)
+
+    def _discard(self, process: ToolProcess) -> None:
         process.disconnect()
         self._kill(process)
 
-    def _kill(self, process: _Process) -> None:
+    def _kill(self, process: ToolProcess) -> None:
         if process.ended.done():
             return
         if process.group is not None:
@@ -340,7 +341,7 @@ class ToolProcesses:
             self._remove_group(process)
             process.ended.cancel()
 
-    def _remove_group(self, process: _Process) -> None:
+    def _remove_group(self, process: ToolProcess) -> None:
         group, process.group = process.group, None
         if group is not None and self._groups is not None:
             if group.pids():

@@ -52,9 +52,9 @@ from heddle_dask.live.wire.worker_messages import (
 from heddle_dask.live.worker.action_runner import ActionRunner
 from heddle_dask.live.worker.announcements import Announcements
 from heddle_dask.live.worker.cpu_pool import CoreLease, CpuPool
+from heddle_dask.live.worker.process_calls import one_line
 from heddle_dask.live.worker.running_call import LimitExceeded
 from heddle_dask.live.worker.sandbox_host import close_sandbox, close_sandboxes, reap_stale_sandboxes
-from heddle_dask.live.worker.tool_fork_server import one_line
 from heddle_dask.live.worker.tool_processes import ToolProcessEnded, ToolRaised, ToolServerEnded
 from heddle_dask.sandbox.stateful.contract import ReplayDiffers, SandboxFailed
 from heddle_dask.sandbox.stateful.keeper import SandboxMissing

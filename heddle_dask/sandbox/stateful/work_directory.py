@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import stat
 import subprocess
 from hashlib import blake2b
@@ -17,8 +16,8 @@ from pathlib import Path, PurePosixPath
 
 from heddle_dask.isolation.process_tree import start_of
 from heddle_dask.sandbox.confinement import DiskUsage
+from heddle_dask.sandbox.program_files import disk_usage, remove
 from heddle_dask.sandbox.stateful.contract import SandboxFailed, relative_path
-from heddle_dask.sandbox.weak import disk_usage, remove
 
 _OWNER = "owner.json"
 _PREFIX = "box-"
@@ -50,7 +49,7 @@ class WorkDirectory:
             self._give(folder)
 
     def _make_shell(self) -> None:
-        remove_tree(self.path)
+        remove(str(self.path))
         self.path.mkdir(mode=0o711)
         owner = {"pid": os.getpid(), "started": start_of(os.getpid()), "host": os.uname().nodename}
         (self.path / _OWNER).write_text(json.dumps(owner))
@@ -69,11 +68,8 @@ class WorkDirectory:
         if copied.returncode:
             raise SandboxFailed(f"sandbox: its files were not copied: {copied.stderr.strip()[:300]}")
         if self.uid is not None:
-            for folder in (self.work, self.tmp):
-                self._give(folder)
-                for path, folders, names in os.walk(folder):
-                    for name in (*folders, *names):
-                        os.chown(os.path.join(path, name), self.uid, self.uid, follow_symlinks=False)
+            owner = f"{self.uid}:{self.uid}"
+            subprocess.run(["chown", "-Rh", owner, "--", str(self.work), str(self.tmp)], check=True)
 
     def _give(self, path: Path) -> None:
         if self.uid is not None:
@@ -142,16 +138,7 @@ class WorkDirectory:
         return DiskUsage(work.used_bytes + tmp.used_bytes, work.files + tmp.files)
 
     def delete(self) -> None:
-        remove_tree(self.path)
-
-
-def remove_tree(path: Path) -> None:
-    """Delete a directory with all its content, if it is there."""
-    if path.is_symlink() or not path.exists():
-        return
-    with contextlib.suppress(FileNotFoundError):
-        remove(str(path))
-    shutil.rmtree(path, ignore_errors=True)
+        remove(str(self.path))
 
 
 def reap(base: Path) -> list[str]:
@@ -171,6 +158,6 @@ def reap(base: Path) -> list[str]:
                 continue  # it is being made
         except (ValueError, KeyError, TypeError):
             pass  # half written when the machine went down
-        remove_tree(path)
+        remove(str(path))
         reaped.append(path.name)
     return reaped

@@ -24,7 +24,7 @@ from heddle_dask.environments.base import ActionFailed
 from heddle_dask.live.driver.connection.submission import Interrupted, Submitter
 from heddle_dask.live.driver.programs.action_results import value_body, value_from_body
 from heddle_dask.live.driver.programs.branch import BranchPort, ReplayDiverged
-from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, too_large
+from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, CallPlace, too_large
 from heddle_dask.live.wire.result_codec import action_body, action_from_body
 from heddle_dask.records.trajectory import ActionRecord
 
@@ -93,7 +93,8 @@ class ActionCalls:
             timeout_s=None if timeout_s == math.inf else timeout_s,
             # Of a call that is made again on resume, the key of the first time.
             idempotency_key=self._port.recorded.idempotency_keys.pop(index, f"{services.session}/{action_id}"),
-            on_loop=inspect.iscoroutinefunction(call.function),
+            place=_place_of(call),
+            function=f"{getattr(call.function, '__module__', '')}.{getattr(call.function, '__qualname__', '')}",
             max_bytes=services.budget.max_action_bytes,
             max_disk_bytes=services.budget.max_action_disk_bytes,
             max_processes=services.budget.max_action_processes,
@@ -145,6 +146,14 @@ class ActionCalls:
             quota_s=outcome.quota_s,
             load_s=outcome.load_s,
         )
+
+
+def _place_of(call: FunctionCall) -> CallPlace:
+    """Coroutines of this package use what their worker has, and block no loop."""
+    if not inspect.iscoroutinefunction(call.function):
+        return "process"
+    ours = str(getattr(call.function, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
+    return "loop" if ours or call.wanted.service else "coroutines"
 
 
 def _replayed(call: str, index: int, name: str, body: Mapping[str, Any]) -> tuple[ActionOutcome, Any]:

@@ -1,0 +1,71 @@
+"""Directories in which an untrusted program has written: measured and deleted, whatever is there.
+
+Such a program can make folders deeper than any path may be long, and than Python may recurse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from heddle_dask.isolation.process_tree import start_of
+from heddle_dask.sandbox.confinement import DiskUsage
+
+_PREFIX = "heddle-sandbox-"
+_TOO_DEEP_BYTES = 1 << 62
+_LOG = logging.getLogger(__name__)
+
+
+def new_folder() -> str:
+    """A directory for one run, with the name of its owner: this process on this machine."""
+    own = os.getpid()
+    return tempfile.mkdtemp(prefix=f"{_PREFIX}{own}-{start_of(own)}-{os.uname().nodename}-")
+
+
+def reap_folders() -> None:
+    """Delete the directories of runs whose owner has died."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        pid, _, rest = path.name.removeprefix(_PREFIX).partition("-")
+        started, _, rest = rest.partition("-")
+        host = rest.rpartition("-")[0]
+        if pid.isdigit() and started.isdigit() and host == os.uname().nodename and start_of(int(pid)) != int(started):
+            remove(str(path))
+
+
+def disk_usage(folder: str) -> DiskUsage:
+    """Usage of all below a folder; what disappears meanwhile counts 0 bytes, what is too deep more than any limit."""
+    used_bytes = files = 0
+    waiting = [folder]
+    while waiting:
+        try:
+            with os.scandir(waiting.pop()) as entries:
+                for entry in entries:
+                    files += 1
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(entry.path)
+                        continue
+                    with contextlib.suppress(FileNotFoundError):
+                        used_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:
+                return DiskUsage(_TOO_DEEP_BYTES, files)
+    return DiskUsage(used_bytes, files)
+
+
+def remove(folder: str) -> None:
+    """Delete a folder with all its content, if it is there; what cannot be deleted is logged."""
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if not os.path.lexists(folder) or os.path.islink(folder):
+        return
+    # Parts may be unreadable, or deep: these programs know no limit.
+    for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+        done = subprocess.run([*command, "--", folder], capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        _LOG.warning("%s stays: %s", folder, done.stderr.strip()[:300])
