@@ -47,6 +47,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _KILL_ROUNDS = 600
 _LONGEST_ROUND_S = 0.05
+_TRACKED_S = 2.0
 
 
 # ------------------------------------------------------------------------------ processes in /proc
@@ -125,11 +126,17 @@ def kill_tree(session: int, mark: str, root: int = 0, spared: frozenset[int] = f
     Repeats for up to about 30 s, since a process may fork between being listed and being killed, and a process that
     frees GPU memory takes seconds to end. With `root` (the caller itself: guard or watchdog) the caller's descendants
     are killed too, and reaped; without it the caller's children are not touched.
+
+    Python's trackers of resources come last: they remove the semaphores and the shared memory of the killed, and end.
     """
     sent = 0
+    tracked_until_s = time.monotonic() + _TRACKED_S
     for round_index in range(_KILL_ROUNDS):
         targets = _tree(session, mark, root, {os.getpid(), *spared})
+        spare_trackers = time.monotonic() < tracked_until_s
         for pid in targets:
+            if spare_trackers and _tracks_resources(pid):
+                continue
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 sent += 1
@@ -139,6 +146,15 @@ def kill_tree(session: int, mark: str, root: int = 0, spared: frozenset[int] = f
             break
         time.sleep(min(_LONGEST_ROUND_S, 0.005 * 2 ** min(round_index, 6)))
     return sent
+
+
+def _tracks_resources(pid: int) -> bool:
+    """Whether a process is the one that `multiprocessing` starts beside a program, to clean up behind it."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return b"from multiprocessing.resource_tracker import main" in file.read()
+    except OSError:
+        return False
 
 
 def _reap() -> dict[int, int]:

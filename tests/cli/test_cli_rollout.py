@@ -122,6 +122,11 @@ class Heddle:
                 return pid
         raise AssertionError(f"no process of {word}: {lines}")
 
+    def shared_memory(self) -> list[Path]:
+        """Semaphores and shared memory that its processes have."""
+        maps = [line for pid in self.processes() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
+        return [path for path in {Path(line.split()[-1]) for line in maps if " /dev/shm/" in line} if path.exists()]
+
     def assert_nothing_left(self) -> None:
         until(lambda: not self.processes(), "processes are left")
 
@@ -282,9 +287,11 @@ def test_killed_rollout_leaves_no_process_and_resumes(heddle):
     (heddle.directory / "agents.py").write_text(AGENTS.replace("STEPS = 60", "STEPS = 12"))
     process = heddle.start(*arguments, env="agents:slow")
     until(lambda: finished(heddle.path()) >= 2, "nothing finishes")
+    shared = heddle.shared_memory()
     process.kill()
     process.communicate(timeout=HANG_S)
     heddle.assert_nothing_left()
+    assert shared and not any(path.exists() for path in shared)
     before = by_id(heddle.path())
     assert 2 <= len(before) < 6
     assert "session-1/scheduler.log" in logs_of(heddle)

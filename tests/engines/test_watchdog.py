@@ -1,6 +1,7 @@
 """The watchdog: whichever process is killed, no process of the engine is left.
 
-The engine here is a shell that starts a child, a grandchild in a session of its own, and an orphan.
+The engine here starts a child, a grandchild in a session of its own, and an orphan, and has a semaphore and shared
+memory, for which Python starts a process too.
 """
 
 from __future__ import annotations
@@ -21,13 +22,17 @@ from heddle_dask.engines import watchdog
 from heddle_dask.engines.supervised_process import kill_stale
 
 ENGINE = """
-import os, subprocess, sys, time
+import multiprocessing, os, subprocess, sys, time
+from multiprocessing.shared_memory import SharedMemory
+lock, memory = multiprocessing.get_context("spawn").Lock(), SharedMemory(create=True, size=10)
 subprocess.Popen(["sleep", "600"])
 subprocess.Popen(["sleep", "601"], start_new_session=True)
 # An orphan in a session of its own: its parent is gone before it is.
 subprocess.run([sys.executable, "-c",
     "import subprocess; subprocess.Popen(['sleep', '602'], start_new_session=True)"])
-open(sys.argv[1], "w").close()
+with open(sys.argv[1] + ".part", "w") as file:
+    file.write(f"sem.{lock._semlock.name[1:]} {memory.name}")
+os.rename(sys.argv[1] + ".part", sys.argv[1])
 time.sleep(600)
 """
 
@@ -120,10 +125,13 @@ def supervised(tmp_path: Path) -> Iterator[Supervised]:
     try:
         _wait_for(ready)
         _wait_for(process.record)
-        assert len(_marked(mark)) == 4
+        assert len(_marked(mark)) == 5
+        shared = [Path("/dev/shm", name) for name in ready.read_text().split()]
+        assert all(path.exists() for path in shared)
         yield process
     finally:
         process.close()
+    assert not any(path.exists() for path in shared)
 
 
 def test_sigkill_of_the_owner_leaves_nothing(supervised):
@@ -173,7 +181,7 @@ def test_sigkill_of_all_three_ends_the_engine_and_the_next_start_ends_the_rest(s
 
 def test_a_living_owners_engine_is_not_stale(supervised):
     assert kill_stale(str(supervised.records)) == []
-    assert len(_marked(supervised.mark)) == 4
+    assert len(_marked(supervised.mark)) == 5
     assert supervised.record.exists()
 
 
