@@ -1,9 +1,14 @@
-"""A sandbox of a remote service, with the contract of the others; its lease is renewed as long as it is kept."""
+"""A sandbox of a remote service, with the contract of the others; its lease is renewed as long as it is kept.
+
+The renewals show that the service answers: one that is silent for the time of the lease has lost the sandbox.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import time
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +19,13 @@ from heddle_dask.sandbox_service.contract import spec_to_json
 
 # Beyond the time limit of a command, for the way there and back and for the end of its processes.
 _MARGIN_S = 60.0
+# Pause between two renewals, at most, and the limit of one; a silence of two is told.
+_RENEWAL_S = 5.0
+_LOG = logging.getLogger(__name__)
+
+
+class SandboxSilent(SandboxGone):
+    """The service does not answer."""
 
 
 class RemoteSandbox:
@@ -32,7 +44,7 @@ class RemoteSandbox:
         self._spec = spec
         self._id = ""
         self._http: aiohttp.ClientSession | None = None
-        self._renewing: asyncio.Task[None] | None = None
+        self._renewing: asyncio.Task[str] | None = None
 
     async def start(self) -> None:
         body = {"name": self._name, "spec": {**spec_to_json(self._spec), "files": {}, "setup": []}}
@@ -43,20 +55,41 @@ class RemoteSandbox:
 
     def _take(self, answer: dict[str, Any]) -> None:
         self._id = answer["id"]
-        self._renewing = asyncio.create_task(self._renew(float(answer["lease_s"]) / 3))
+        self._renewing = asyncio.create_task(self._renew(float(answer["lease_s"])))
 
-    async def _renew(self, period_s: float) -> None:
+    async def _renew(self, lease_s: float) -> str:
+        """Renew the lease until the sandbox is lost; returns why."""
+        period_s = min(_RENEWAL_S, lease_s / 3)
+        answered_s, told = time.monotonic(), False
         while True:
             await asyncio.sleep(period_s)
             try:
-                await self._ask("POST", f"/sandboxes/{self._id}/lease")
-            except SandboxFailed:
-                return  # the next operation is told
+                await self._ask("POST", f"/sandboxes/{self._id}/lease", limit_s=period_s)
+                answered_s, told = time.monotonic(), False
+            except SandboxSilent:
+                silent_s = time.monotonic() - answered_s
+                if silent_s >= lease_s:
+                    return f"sandbox service {self._address} has not answered for {silent_s:.0f} s"
+                if not told and silent_s >= 2 * period_s:
+                    told = True
+                    _LOG.warning("sandbox service %s has not answered for %.0f s", self._address, silent_s)
+            except SandboxFailed as error:
+                return str(error)
 
     async def exec(self, command: Command) -> ExecResult:
-        limit_s = command.timeout_s + _MARGIN_S
-        form = await self._ask("POST", f"/sandboxes/{self._id}/exec", limit_s=limit_s, json=asdict(command))
-        return ExecResult(**form)
+        renewing, limit_s = self._renewing, command.timeout_s + _MARGIN_S
+        assert renewing is not None, "start it first"
+        if renewing.done() and not renewing.cancelled():
+            raise SandboxGone(renewing.result())
+        asked = self._ask("POST", f"/sandboxes/{self._id}/exec", limit_s=limit_s, json=asdict(command))
+        request = asyncio.ensure_future(asked)
+        try:
+            await asyncio.wait({request, renewing}, return_when=asyncio.FIRST_COMPLETED)
+            if not request.done() and not renewing.cancelled():
+                raise SandboxGone(renewing.result())
+            return ExecResult(**await request)
+        finally:
+            request.cancel()
 
     async def put(self, path: str, content: bytes) -> None:
         await self._ask("PUT", f"/sandboxes/{self._id}/files", params={"path": path}, data=content)
@@ -73,10 +106,11 @@ class RemoteSandbox:
 
     async def stop(self) -> None:
         """See the contract; a service that does not answer ends it when its lease is over."""
+        lost = self._renewing is not None and self._renewing.done()
         if self._renewing is not None:
             self._renewing.cancel()
         name, self._id = self._id, ""
-        if name:
+        if name and not lost:
             with contextlib.suppress(SandboxFailed):
                 await self._ask("DELETE", f"/sandboxes/{name}")
         if self._http is not None:
@@ -93,7 +127,7 @@ class RemoteSandbox:
         SandboxFailed
             It refuses; the message says why.
         SandboxGone
-            It does not have the sandbox, or whether it has done what was asked is unknown.
+            It does not have the sandbox, or (`SandboxSilent`) whether it has done what was asked is unknown.
         """
         if self._http is None:
             self._http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._token}"})
@@ -107,7 +141,7 @@ class RemoteSandbox:
                 return await (answer.read() if raw else answer.json())
         except (aiohttp.ClientError, TimeoutError) as error:
             what = str(error) or type(error).__name__
-            raise SandboxGone(f"sandbox service {self._address} does not answer: {what}") from error
+            raise SandboxSilent(f"sandbox service {self._address} does not answer: {what}") from error
 
 
 async def _reason(answer: aiohttp.ClientResponse) -> str:

@@ -7,6 +7,7 @@ says that the one before is trained.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -67,6 +68,7 @@ class IteratedTrainer:
         self._metrics: dict[str, float] = {}
         self._lock = threading.Lock()
         self._ended = False
+        self.doing = ""  # what of the user's runs now: ``"train"`` or ``"save"``; empty: it waits for a batch
 
     def batches(self) -> Iterator[TrainingBatch]:
         """The batches, one after another; waits for each. For one thread.
@@ -75,7 +77,9 @@ class IteratedTrainer:
         """
         while (order := self._orders.get()) is not None:
             try:
+                self.doing = "train"
                 yield load_batch(order.path)
+                self.doing = "save"
                 self._state = TrainerState(order.version, self._save(order.version))
             except BaseException as error:
                 with self._lock:
@@ -83,6 +87,7 @@ class IteratedTrainer:
                 left = isinstance(error, GeneratorExit)  # by the user
                 _answer(order, BadInput(_LEFT) if left else error)
                 raise
+            self.doing = ""
             metrics, self._metrics = self._metrics, {}
             _answer(order, TrainReport(self._state, metrics))
 
@@ -133,4 +138,5 @@ def _answer(order: _Order, answer: TrainReport | BaseException) -> None:
         else:
             order.report.set_exception(answer)
 
-    order.report.get_loop().call_soon_threadsafe(answered)
+    with contextlib.suppress(RuntimeError):  # it hung, and the training has ended without it
+        order.report.get_loop().call_soon_threadsafe(answered)

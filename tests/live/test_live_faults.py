@@ -27,6 +27,7 @@ from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import replay
+from heddle_dask.engines.health import HealthLimits
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.rollout import Rollout
@@ -228,7 +229,8 @@ def test_a_hanging_engine_is_killed_and_replaced(model_dir: str, fault: str, rea
             return await rollout.run(6)
 
     with pytest.MonkeyPatch.context() as patch:
-        watch = Watch(health_interval_s=0.2, health_misses=2, stall_s=1.0, canary_s=1.0)
+        stall_s = 1.0 if fault.startswith("stuck") else 60.0  # what hangs makes no progress either
+        watch = Watch(health=HealthLimits(0.2, 2), stall_s=stall_s, canary_s=1.0)
         patch.setattr(open_session, "RolloutWorker", lambda spec, _: RolloutWorker(spec, watch))
         batch = run(body())
     check_complete(batch.trajectories, 12, 3)

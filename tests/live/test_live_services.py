@@ -31,19 +31,21 @@ from heddle_dask.strategies.presets import strategies_of_run
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
 
+LINES: list[str] = []
 SLOT_BYTES = 4 << 20  # each model has 3.2 MiB of weights
 
 
 async def kill_once_during_a_request(marker: str, victim: str, service: Any) -> list[float]:
-    """Score a text; the first time, the process of the service or the whole worker dies while it does."""
+    """Score a text; the first time, the process of the service is stopped, or the whole worker dies, while it does."""
     path = Path(marker)
     if not path.exists():
         path.write_text("died")
         served = service.process_id
-        os.kill(served, signal.SIGSTOP)  # it will not answer before it dies
+        os.kill(served, signal.SIGSTOP)  # it will not answer any more
         request = asyncio.ensure_future(service.score(["good"]))
         await asyncio.sleep(0.05)
-        os.kill(served if victim == "service" else os.getpid(), signal.SIGKILL)
+        if victim == "worker":
+            os.kill(os.getpid(), signal.SIGKILL)
         return await request
     return await service.score(["good"])
 
@@ -107,6 +109,7 @@ async def judging(tmp_path: Path) -> AsyncIterator[Rollout]:
             engines=emulated(str(AGENT)),
             pools=pools(tmp_path),
             out=tmp_path / "run.zarr",
+            on_progress=LINES.append,
         ) as rollout,
     ):
         yield rollout
@@ -178,7 +181,9 @@ def test_services_take_turns_on_a_slot_too_small_for_both_and_survive_deaths(tmp
         assert second == pytest.approx(first, abs=1e-4)
         assert all(logprob < 0 for logprob in first[1:])
     assert len({round(record.reward or 0.0, 4) for record in turns}) == 1
-    # The request of a copy that died, and of a worker that died, was answered by another one.
+    lost = "service reward-model-0-1 is lost: its process is stopped (SIGSTOP)"
+    assert any(line.startswith(lost) and line.endswith("; its work goes on elsewhere") for line in LINES)
+    # The request of a copy that was stopped, and of a worker that died, was answered by another one.
     assert records["service-0"].reward == pytest.approx(turns[0].reward, abs=1e-4)
     assert records["worker-0"].reward == pytest.approx(turns[0].reward, abs=1e-4)
     cause, told = records["wide-0"].metadata["refused"]

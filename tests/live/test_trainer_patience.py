@@ -19,7 +19,8 @@ def test_an_order_that_takes_far_longer_than_those_before_ends_with_its_cause(mo
     monkeypatch.setattr(trainer_patience, "LEAST_S", 0.05)
     monkeypatch.setattr(trainer_patience, "TIMES", 0.0)
     lines: list[str] = []
-    patience = TrainerPatience(lines.append)
+    doing = [""]
+    patience = TrainerPatience(lines.append, lambda: doing[0])
 
     async def when_told() -> str:
         while not lines:
@@ -35,5 +36,8 @@ def test_an_order_that_takes_far_longer_than_those_before_ends_with_its_cause(mo
         await asyncio.wait([hangs])
         assert hangs.cancelled()
         assert lines[1].startswith("the trainer does not answer to publish for 0 s; the longest before took")
+        doing[0] = "save"
+        with pytest.raises(TrainerSilent, match="the trainer has not answered to save for 0 s"):
+            await patience.of("publish", never())
 
     asyncio.run(body())

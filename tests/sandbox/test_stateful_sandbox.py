@@ -6,6 +6,7 @@ import asyncio
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -322,6 +323,40 @@ def test_leases_of_a_remote_service(sandbox_directory: Path) -> None:
         await gone.stop()
 
     asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_a_remote_service_that_is_stopped_has_lost_the_sandbox(sandbox_directory: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    token = tmp_path / "token"
+    argv = [sys.executable, "-m", "heddle_dask.sandbox_service", "--token-file", str(token), "--port", str(port)]
+    service = subprocess.Popen([*argv, "--lease-s", "2"], env={**os.environ, "TMPDIR": str(tmp_path)})
+
+    async def body() -> None:
+        while not token.exists():
+            await asyncio.sleep(0.01)
+        while True:
+            box = RemoteSandbox(f"http://127.0.0.1:{port}", read_token(token, make=False), "one", SPEC)
+            try:
+                await box.start()
+                break
+            except SandboxFailed:
+                await asyncio.sleep(0.01)  # it does not listen yet
+            finally:
+                await box.stop() if not box._id else None
+        running = asyncio.ensure_future(box.exec(Command("sleep 60")))
+        await asyncio.sleep(0)
+        service.send_signal(signal.SIGSTOP)
+        for request in (running, box.exec(Command("true"))):
+            with pytest.raises(SandboxGone, match=r"sandbox service .* has not answered for"):
+                await request
+        await box.stop()
+
+    try:
+        asyncio.run(asyncio.wait_for(body(), 60))
+    finally:
+        service.kill()
+        service.wait()
 
 
 def test_token_files(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ def test_the_next_batch_says_that_the_one_before_is_trained(tmp_path):
     def user() -> None:
         for batch in trainer.batches():
             seen.append((batch.step, trainer._state.version.number))
+            assert trainer.doing == "train"
             trainer.log({"loss": float(batch.step)})
 
     async def loop() -> None:
@@ -94,6 +95,7 @@ def test_what_save_raises_reaches_the_loop(tmp_path):
     (path,) = store_batches(tmp_path, 1)
 
     def save(version: PolicyVersion) -> Path:
+        assert trainer.doing == "save"
         raise OSError("disk full")
 
     trainer = IteratedTrainer(PolicyVersion("a", 0), save, lambda version, store: "")

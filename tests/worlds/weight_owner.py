@@ -25,6 +25,7 @@ from heddle_dask.engines.contract import (
     VersionSpan,
 )
 from heddle_dask.engines.emulated.options import EmulatedOptions
+from heddle_dask.engines.health import HealthLimits
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import VllmOptions
 from heddle_dask.live.wire.envelopes import Report, Reported
@@ -35,7 +36,7 @@ from heddle_dask.weights.model_directory import model_facts
 from heddle_dask.weights.store import WeightStore
 
 CEILING_S = 60.0
-WATCH = Watch(start_timeout_s=240, health_interval_s=0.1, backoff_s=0.05)
+WATCH = Watch(start_timeout_s=240, health=HealthLimits(0.1), backoff_s=0.05)
 PROMPT = [40 + (index * 7 + index * index) % 80 for index in range(300)]
 OTHER = [40 + (index * 11 + index * index * 3) % 80 for index in range(300)]
 STEP_TOKENS = 300

@@ -130,7 +130,7 @@ class CpuBackEnd:
             "keep": keep,
         }
         try:
-            await process.client.ask("POST", "/load", body)
+            await process.unless_ended(process.client.ask("POST", "/load", body))
         except ServiceRefused as error:
             self._free()
             raise ServiceFailed(str(error)) from error
@@ -162,11 +162,14 @@ class CpuBackEnd:
         return process
 
     async def evict(self) -> None:
+        process = self._process
+        assert process is not None, "evict what was loaded"
         try:
-            assert self._process is not None, "evict what was loaded"
-            await self._process.client.ask("POST", "/evict")
-        finally:
+            await process.unless_ended(process.client.ask("POST", "/evict"))
             self._free()
+        except BaseException:
+            await self._end()  # its memory must be free, whatever it says
+            raise
 
     async def drop_copy(self) -> None:
         await asyncio.to_thread(self._copy.unlink, missing_ok=True)

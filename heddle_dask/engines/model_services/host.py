@@ -168,7 +168,12 @@ async def _end_watch(copy: _Copy) -> None:
 
 
 def memory_directory() -> Path:
-    """A new directory of this process on a file system in memory; those of dead processes are removed."""
+    """A new directory of this process on a file system in memory."""
+    return private_directory(sweep_memory() / f"{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def sweep_memory() -> Path:
+    """Remove the directories of dead processes; returns where they are."""
     shared = Path("/dev/shm")
     root = shared if os.access(shared, os.W_OK) else Path(tempfile.gettempdir())
     parent = private_directory(root / f"heddle-models-{os.getuid()}")
@@ -176,4 +181,4 @@ def memory_directory() -> Path:
         owner, _, _ = left.name.partition("-")
         if owner.isdecimal() and not Path(f"/proc/{owner}").exists():
             shutil.rmtree(left, ignore_errors=True)
-    return private_directory(parent / f"{os.getpid()}-{secrets.token_hex(4)}")
+    return parent

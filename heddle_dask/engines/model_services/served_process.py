@@ -6,19 +6,21 @@ import asyncio
 import json
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.address import EngineAddress, engines_directory, private_directory, socket_address
 from heddle_dask.engines.connection import connector_to
+from heddle_dask.engines.health import USUAL, HealthLimits, until_silent
 from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceRefused
 from heddle_dask.engines.process import likely_cause
 from heddle_dask.engines.supervised_process import SupervisedProcess
 
+T = TypeVar("T")
 _CAUSE_CHARACTERS = 300
 
 
@@ -106,8 +108,17 @@ class ServedProcess:
         Directory of its socket and of the record of its processes; None: that of all of this user's engines.
     """
 
-    def __init__(self, name: str, directory: Path, records: Path | None = None, *, noun: str = "service") -> None:
+    def __init__(
+        self,
+        name: str,
+        directory: Path,
+        records: Path | None = None,
+        *,
+        noun: str = "service",
+        limits: HealthLimits = USUAL,
+    ) -> None:
         self.name = name
+        self._limits = limits
         self._noun = noun
         self._directory = directory
         self._records = engines_directory() if records is None else private_directory(records)
@@ -160,10 +171,36 @@ class ServedProcess:
             await asyncio.sleep(_POLL_S)
 
     async def ended(self) -> str:
-        """Wait for its end; returns the cause in one line."""
+        """Wait until it ends, or answers no more; returns the cause in one line."""
         assert self._supervised is not None
-        code = await self._supervised.wait()
-        return f"the process of {self._noun} {self.name} ended (exit code {code}){self._said()}"
+        silence = until_silent(self.client.healthy, self._supervised.is_stopped, self._limits)
+        exited, silent = asyncio.ensure_future(self._supervised.wait()), asyncio.ensure_future(silence)
+        try:
+            await asyncio.wait((exited, silent), return_when=asyncio.FIRST_COMPLETED)
+            if exited.done():
+                return f"the process of {self._noun} {self.name} ended (exit code {exited.result()}){self._said()}"
+            return f"{self._noun} {self.name} is lost: {silent.result()}{self._said()}"
+        finally:
+            exited.cancel()
+            silent.cancel()
+
+    async def unless_ended(self, order: Coroutine[Any, Any, T]) -> T:
+        """What an order to it returns.
+
+        Raises
+        ------
+        ServiceFailed
+            It has ended, or answers no more.
+        """
+        answer, ended = asyncio.ensure_future(order), asyncio.ensure_future(self.ended())
+        try:
+            await asyncio.wait((answer, ended), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise ServiceFailed(ended.result())
+            return answer.result()
+        finally:
+            answer.cancel()
+            ended.cancel()
 
     def _said(self) -> str:
         assert self._supervised is not None

@@ -165,7 +165,7 @@ class VllmBackEnd:
         if self._process is not None and self._process.runs and self._slept_at_level:
             assert self._server is not None
             try:
-                await self._server.wake_up(self._slept_at_level)
+                await self._process.unless_ended(self._server.wake_up(self._slept_at_level))
             except BaseException:
                 await self.stop()  # what it holds now is not known
                 raise
@@ -188,13 +188,13 @@ class VllmBackEnd:
 
     async def evict(self) -> None:
         """Put the server to sleep; one whose sleep would free nothing ends."""
-        assert self._server is not None, "evict what was loaded"
+        assert self._server is not None and self._process is not None, "evict what was loaded"
         if self._build == "cpu":
             await self.stop()
             return
         level = 1 if self._keep else 2
         try:
-            await self._server.sleep(level)
+            await self._process.unless_ended(self._server.sleep(level))
         except BaseException:
             await self.stop()  # its memory must be free, whatever it says
             raise

@@ -531,6 +531,9 @@ class HeddleScheduler(SchedulerPlugin):
         """A host of model services has done what the controller of that session ordered, or has lost a copy."""
         if self._control is not None and self._control.name == session:
             self._control.tell(event)
+            if isinstance(event, ev.ServiceLost):
+                for each in self._control.open_sessions:
+                    each.notify(driver.ProgressNotice(f"{event.cause}; its work goes on elsewhere"))
 
     def _start_failed(self, worker: str, reason: str) -> None:
         """An engine did not start: a driver that waits for capacity reads it there."""

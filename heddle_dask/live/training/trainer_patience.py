@@ -22,10 +22,17 @@ class TrainerSilent(HeddleError):
 
 
 class TrainerPatience:
-    """Waits for the answers of one trainer, and notes how long they take."""
+    """Waits for the answers of one trainer, and notes how long they take.
 
-    def __init__(self, note: Callable[[str], None]) -> None:
+    Parameters
+    ----------
+    doing
+        What the trainer does now, where that says more than the kind of its order; empty: it does not.
+    """
+
+    def __init__(self, note: Callable[[str], None], doing: Callable[[], str] = lambda: "") -> None:
         self._note = note
+        self._doing = doing
         self._longest_s: dict[str, float] = {}
 
     async def of(self, kind: str, order: Awaitable[T]) -> T:
@@ -43,12 +50,14 @@ class TrainerPatience:
             await asyncio.wait([answer], timeout=limit_s * TOLD_SHARE)
             if not answer.done():
                 before = "the first of its kind" if longest_s is None else f"the longest before took {longest_s:.0f} s"
-                self._note(f"the trainer does not answer to {kind} for {limit_s * TOLD_SHARE:.0f} s; {before}")
+                asked = self._doing() or kind
+                self._note(f"the trainer does not answer to {asked} for {limit_s * TOLD_SHARE:.0f} s; {before}")
                 left_s = None if longest_s is None else limit_s * (1 - TOLD_SHARE)
                 await asyncio.wait([answer], timeout=left_s)
             if not answer.done():
+                asked = self._doing() or kind
                 raise TrainerSilent(
-                    f"the trainer has not answered to {kind} for {limit_s:.0f} s: look at it, then resume"
+                    f"the trainer has not answered to {asked} for {limit_s:.0f} s: look at it, then resume"
                 )
             taken_s = time.monotonic() - began_s
             self._longest_s[kind] = max(taken_s, longest_s or 0.0)

@@ -77,7 +77,7 @@ class LiveTraining:
         self._events: asyncio.Queue[LoopEvent] = asyncio.Queue()
         self._began_s = time.monotonic()
         self._report: TrainReport | None = None
-        self._patience = TrainerPatience(parts.note)
+        self._patience = TrainerPatience(parts.note, lambda: getattr(parts.trainer, "doing", ""))
         self._newest_evaluation = max(
             read_lines(parts.directory.evaluations), key=lambda row: int(row["number"]), default=None
         )

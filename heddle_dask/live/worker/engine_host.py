@@ -20,6 +20,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import EngineInfo
 from heddle_dask.engines.gpus import named_gpus
+from heddle_dask.engines.health import USUAL, HealthLimits, until_silent
 from heddle_dask.engines.node_weights import NodeWeights
 from heddle_dask.engines.process import EngineProcess, EngineStartError
 from heddle_dask.engines.progress import ProgressWatch
@@ -37,13 +38,7 @@ class Watch:
     """Time limits of the host."""
 
     start_timeout_s: float = 600.0  # longest wait for the first healthy answer
-    # `health_interval_s`, `health_misses`: an engine that misses this many health checks in a row is killed and
-    # started again.
-    health_interval_s: float = 2.0
-    health_misses: int = 5
-    # The same for an engine with a process that is found stopped (SIGSTOP) at this many checks in a row. A health
-    # check of a stopped engine would take its whole time limit.
-    stopped_checks: int = 4
+    health: HealthLimits = USUAL  # an engine that is silent is killed and started again
     # `stall_s`, `canary_s`: an engine that has steps in flight and generates no token for `stall_s`, and then answers
     # no one-token request within `canary_s`, is killed and started again. The longest known pause of a working engine
     # is an import of KV of 30 s (docs/engines.md).
@@ -209,35 +204,20 @@ class EngineHost:
         exited = asyncio.ensure_future(process.wait())
         progress = ProgressWatch(client, stall_s=self.watch.stall_s, canary_s=self.watch.canary_s)
         stuck = asyncio.ensure_future(progress.until_stuck())
-        misses = stopped = 0
+        silent = asyncio.ensure_future(until_silent(client.healthy, process.is_stopped, self.watch.health))
+        watches: list[asyncio.Future[Any]] = [exited, stuck, silent]
         try:
-            while True:
-                ends: list[asyncio.Future[Any]] = [exited, stuck, condemned]
-                await asyncio.wait(
-                    ends,
-                    timeout=self.watch.health_interval_s,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                if condemned.done():
-                    return condemned.result()
-                if stuck.done():
-                    # A request also fails because the process has just ended, which says more.
-                    await asyncio.wait([exited], timeout=EXIT_NOTICED_S)
-                if exited.done():
-                    return f"its process ended with {_exit(exited.result())}{process.last_words()}"
-                if stuck.done():
-                    return stuck.result() + process.last_words()
-                stopped = stopped + 1 if process.is_stopped() else 0
-                if stopped >= self.watch.stopped_checks:
-                    return "its process is stopped (SIGSTOP)"
-                if stopped:
-                    continue
-                misses = 0 if await client.healthy() else misses + 1
-                if misses >= self.watch.health_misses:
-                    return f"it missed {misses} health checks in a row{process.last_words()}"
+            await asyncio.wait([condemned, *watches], return_when=asyncio.FIRST_COMPLETED)
+            if condemned.done():
+                return condemned.result()
+            # A request also fails because the process has just ended, which says more.
+            await asyncio.wait([exited], timeout=EXIT_NOTICED_S)
+            if exited.done():
+                return f"its process ended with {_exit(exited.result())}{process.last_words()}"
+            return (stuck if stuck.done() else silent).result() + process.last_words()
         finally:
-            exited.cancel()
-            stuck.cancel()
+            for each in watches:
+                each.cancel()
 
 
 def _exit(code: int) -> str:

@@ -21,7 +21,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.events import ServiceEvicted, ServiceLoaded, ServiceLost
 from heddle_dask.core.gpu_chunks import GpuChunk
 from heddle_dask.core.resources import COPY_BYTES, GPU_POOL, GPUS, MODELS_PER_GPU, Resources
-from heddle_dask.engines.model_services.host import SLOT_BYTES, HostDevices, ModelHost
+from heddle_dask.engines.model_services.host import SLOT_BYTES, HostDevices, ModelHost, sweep_memory
 from heddle_dask.engines.model_services.spec import CPU_BACK_END, ServiceFailed, ServiceSpec
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report, Reported
 from heddle_dask.live.wire.messages import (
@@ -53,6 +53,7 @@ class ServiceWorker(ToolWorker):
         if self.worker is None:
             return
         logs = os.environ.get(ENGINE_LOGS_VARIABLE) or worker.local_directory
+        await asyncio.to_thread(sweep_memory)  # a worker that was killed has left its models in memory
         self._host = ModelHost(self._devices(worker.state.total_resources), Path(logs), self._lost)
         self._gpus = OwnGpus(worker, "services")
         self._orders = ChunkOrders()
