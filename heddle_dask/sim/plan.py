@@ -86,6 +86,11 @@ class PlayedCandidate:
         return statistics.median(one.tokens_per_s for one in self.rollouts)
 
     @property
+    def steps_per_s(self) -> float:
+        """LLM steps over makespan, median over the seeds."""
+        return statistics.median(one.steps / one.makespan_s for one in self.rollouts)
+
+    @property
     def completed(self) -> float:
         """Completed trajectories, median over the seeds; the walltime or faults cut off the others."""
         return statistics.median(one.completed for one in self.rollouts)
@@ -130,6 +135,7 @@ class PlayedCandidate:
             "makespan_most_s": round(max(spans), 3),
             "by_work_s": round(by_work_s, 3) if by_work_s < math.inf else None,
             "tokens_per_s": round(self.tokens_per_s, 1),
+            "steps_per_s": round(self.steps_per_s, 2),
             "trajectories_per_h": round(self.trajectories_per_h, 1),
             "completed": self.completed,
             "gpu_hours_per_thousand": round(hours, 4) if hours < math.inf else None,

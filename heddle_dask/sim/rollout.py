@@ -120,8 +120,8 @@ class SimulatedRollout:
     ----------
     completed
         Number of trajectories that ended by themselves; the others were cut off by a fault.
-    tokens
-        Sampled tokens of the completed trajectories.
+    tokens, steps
+        Sampled tokens and LLM steps of the completed trajectories.
     queue_mean_s, queue_p99_s, queue_longest_s
         Seconds that a trajectory waited between its step requests and their admissions: mean, 0.99 quantile, and the
         value of the trajectory with most tokens.
@@ -165,6 +165,7 @@ class SimulatedRollout:
     waited_s: tuple[float, ...]
     cpu_s: float = field(compare=False)
     timeline: Timeline | None = None
+    steps: int = 0
 
     @property
     def tokens_per_s(self) -> float:
@@ -333,6 +334,7 @@ def _figures(
         trajectories=len(programs),
         completed=len(completed),
         tokens=sum(program.plan.generated_tokens for program in completed),
+        steps=sum(len(program.plan.steps) for program in completed),
         makespan_s=makespan_s,
         bound=bound,
         queue_mean_s=statistics.fmean(waited_s),

@@ -11,6 +11,7 @@ from typing import Any
 import dask
 import pytest
 from distributed import Client
+from worlds.markdown_blocks import ROOT
 from worlds.model_files import SHIPPED_REWARD_MODEL
 
 import heddle_dask
@@ -77,6 +78,7 @@ def place(
     (tmp_path / "path" / "to").mkdir(parents=True)
     (tmp_path / "path" / "to" / "model").symlink_to(model_dir)
     (tmp_path / "path" / "to" / "reward-model").symlink_to(SHIPPED_REWARD_MODEL)
+    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
     (tmp_path / "runs").mkdir()
     for file in stored_run.parent.iterdir():
         (tmp_path / "runs" / file.name).symlink_to(file)

@@ -173,6 +173,7 @@ def test_the_chosen_candidate_ended_first_and_costs_what_it_took() -> None:
     assert chosen["price_per_thousand"] == pytest.approx(3 * hours, abs=1e-3)
     assert chosen["trajectories_per_h"] == pytest.approx(32 / medians[0] * 3600, abs=0.1)
     assert all(0 < one["bound_share"] <= 1 and 0 < one["path_share"] <= 1 for one in budget["candidates"])
+    assert all(0 < one["steps_per_s"] < one["tokens_per_s"] for one in budget["candidates"])
     assert len(budget["next_over_chosen"]) == 2
     assert len(best["rows"]) == 2
     assert result["conditions"]["price_per_gpu_hour"] == 3
