@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 from pathlib import Path
 
@@ -55,9 +55,13 @@ def exists(name: str) -> bool:
     """Whether a module, or ``module:attribute.attribute``, exists."""
     module, _, path = name.partition(":")
     try:
-        found = importlib.import_module(module)
+        if importlib.util.find_spec(module) is None:
+            return False
     except ModuleNotFoundError:
         return False
+    if not path:  # a module that needs torch is not loaded for that
+        return True
+    found = importlib.import_module(module)
     for part in filter(None, path.split(".")):
         if not hasattr(found, part):
             return False
