@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import click
 
 from benchmarks.row_file import Row, RowFile
-from heddle_dask.cli.rollout.progress import duration
+from heddle_dask.live.driver.runs.progress import duration
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance

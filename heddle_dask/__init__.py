@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    __version__: str
     from heddle_dask.apis.http_calls import HttpAnswer, http_call
     from heddle_dask.apis.rewarded import FunctionReward, HttpReward, ServiceReward, rewarded
     from heddle_dask.core.errors import BadInput
@@ -129,10 +130,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("heddle-dask")
     if name not in _PLACES:
         raise AttributeError(f"module 'heddle_dask' has no attribute '{name}'")
     return getattr(import_module(_PLACES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *__all__, "__version__"])

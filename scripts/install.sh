@@ -58,6 +58,12 @@ pip_install -r "$scratch/torch.txt" 2>"$scratch/site.log" ||
         exit 1
     }
 
+# -- xgboost and xgboost-cpu are one module: the one goes before the other comes --
+
+if pip show -q xgboost >/dev/null 2>&1 && grep -q '^xgboost-cpu' requirements-lock.txt && [ "$(uname -m)" = x86_64 ]; then
+    pip uninstall -q -y xgboost >&2
+fi
+
 # -- everything else: the lock names every package, so that pip resolves nothing and checks every archive --
 
 cp requirements-lock.txt "$scratch/lock.txt"

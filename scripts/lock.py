@@ -30,7 +30,7 @@ LEFT_OUT = {
     "torchaudio": "as torchvision",
     "torchcodec": "as torchvision",
     "triton": "compiles kernels for GPUs; xgrammar asks for it on every Linux",
-    "nvidia-nccl-cu12": "connects GPUs; xgboost asks for it on every Linux",
+    "nvidia-nccl-cu12": "connects GPUs; xgboost asks for it on aarch64, where it has no CPU build",
     "kopf": "dask-kubernetes asks for it; a test reads only the CRDs in its wheel",
     "kr8s": "as kopf",
     "kubernetes": "as kopf",

@@ -18,8 +18,10 @@ template's. Characters lead to tokens by the offsets of the tokenizer.
 from __future__ import annotations
 
 import json
+import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -375,14 +377,30 @@ class ChatTemplate:
         return BadInput(f"chat template of {self._model_dir!r} {reason}")
 
 
+@contextmanager
+def _without_torch_notice() -> Iterator[None]:
+    """transformers says at its import that it found no PyTorch: tokenizers need none."""
+    log = logging.getLogger("transformers")
+    log.addFilter(_is_no_torch_notice)
+    try:
+        yield
+    finally:
+        log.removeFilter(_is_no_torch_notice)
+
+
+def _is_no_torch_notice(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("PyTorch was not found")
+
+
 def _load_tokenizer(folder: Path) -> Any:
     # Imported here because the import takes 0.8 to 2 s, and only rendering needs it.
     # `PreTrainedTokenizerFast` does not import torch; `AutoTokenizer` does if torch is installed, so it is used only
     # for directories without a tokenizer.json.
-    if (folder / "tokenizer.json").is_file():
-        from transformers.tokenization_utils_fast import PreTrainedTokenizerFast as Loader
-    else:
-        from transformers import AutoTokenizer as Loader
+    with _without_torch_notice():
+        if (folder / "tokenizer.json").is_file():
+            from transformers.tokenization_utils_fast import PreTrainedTokenizerFast as Loader
+        else:
+            from transformers import AutoTokenizer as Loader
     try:
         return Loader.from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:

@@ -204,6 +204,8 @@ async def remote_client(address: str, timeout_s: float, tls: TlsFiles | None = N
         if warning:
             one_line(f"warning: {warning}")
         client = await Client(address, asynchronous=True, timeout=timeout_s, security=security)
+    except BadInput:
+        raise
     except (OSError, ValueError) as error:
         said = f"{error}".strip().splitlines()
         raise BadInput(

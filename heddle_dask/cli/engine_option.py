@@ -14,7 +14,7 @@ import click
 
 from heddle_dask.cli.shared_options import COUNT, POSITIVE, F, in_order
 from heddle_dask.core.errors import BadInput
-from heddle_dask.engines.defaults import SMALL_CONTEXT_TOKENS, model_context_tokens
+from heddle_dask.engines.defaults import SMALL_CONTEXT_TOKENS, TINY_AGENT, model_context_tokens, shipped_model
 from heddle_dask.engines.spec import DEFAULT_KIND, ENGINE_KINDS, EngineOptions, engine_kind
 from heddle_dask.engines.vllm_command import Logprobs, extra_arguments
 
@@ -121,25 +121,13 @@ def strategies_from_here(context: click.Context, parameter: click.Parameter, val
     return value
 
 
-def shipped_model() -> Path:
-    """The checkpoint that comes with the package `pipelines`."""
-    # By its file beside this package: a project may have a package `pipelines` of its own.
-    path = Path(__file__).parents[2] / "pipelines" / "tiny_agent" / "checkpoint"
-    if (path / "config.json").is_file():
-        return path
-    raise BadInput(
-        "the tiny-agent checkpoint is not installed: give --model DIR, or make one in a checkout with "
-        "`python -m scripts.tiny_agent.make --out DIR`"
-    )
-
-
 def chosen_model(model: str | None, engine: str, options: EngineOptions | None = None) -> str:
     """The model directory asked for, checked, or the shipped one.
 
     The path is made absolute: workers and later readers of the run have other working directories. The emulated
     engine needs no weights, but a directory for the tokenizer; so do `options` of vLLM that make weights up.
     """
-    if model is None:
+    if model is None or (model == TINY_AGENT and not Path(model).exists()):
         return str(shipped_model())
     kind = engine_kind(engine)
     kind.check_model(model, options or kind.options_type())

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import re
 import sys
 from collections.abc import Iterator
 from typing import Any
 
 import click
 
-from heddle_dask.core.errors import BadInput, WriteFailed
+from heddle_dask.core.errors import BadInput, WriteFailed, escaped
 from heddle_dask.isolation.output_streams import keep_output_alive
 
 EXIT_FAILED = 1
@@ -62,15 +61,6 @@ def one_line_errors() -> Iterator[None]:
 def refuse(message: str, exit_code: int = EXIT_BAD_INPUT) -> None:
     one_line(message)
     sys.exit(exit_code)
-
-
-# All but tab and newline; marks that turn the direction of text; and surrogates, which no terminal takes.
-_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-def escaped(text: str) -> str:
-    """The text with escapes, such as ``\\x1b``, in place of its control characters."""
-    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
 def one_line(message: str) -> None:

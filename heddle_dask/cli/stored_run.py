@@ -14,7 +14,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, MissingRun
 from heddle_dask.core.plain_files import damaged
 from heddle_dask.core.value_types import read_from
 from heddle_dask.live.driver.files.run_writer import WriteMode, journal_path
@@ -134,6 +134,8 @@ def check_out(out: Path, mode: WriteMode) -> None:
         raise BadInput(f"--out {str(out)!r} names no run: give a path such as runs/RUN.zarr")
     try:
         _check_present(out, mode)
+    except BadInput:
+        raise
     except OSError as error:
         raise BadInput(f"cannot write a run to --out: {error.strerror}") from None
     _check_writable(out)
@@ -142,7 +144,7 @@ def check_out(out: Path, mode: WriteMode) -> None:
 def _check_present(out: Path, mode: WriteMode) -> None:
     if mode in ("append", "resume"):
         if not out.exists():
-            raise BadInput(f"--{mode}: there is no run at {out}")
+            raise MissingRun(f"--{mode}: there is no run at {out}")
         RunReader(out)
     elif mode == "create":
         for path in (out, journal_path(out)):

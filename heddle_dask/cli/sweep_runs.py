@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from heddle_dask.cli.rollout.progress import duration
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.collector import collect_seldom
+from heddle_dask.live.driver.runs.progress import duration
 from heddle_dask.sim.rollout import SimulatedRollout
 from heddle_dask.sim.sweep import SimulationJob, run_job, run_jobs
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
@@ -18,8 +19,15 @@ class HeddleError(Exception):
     """Base of all errors raised on purpose by this package."""
 
 
-class BadInput(HeddleError):
-    """The user's input is invalid; the message is one line that says what to do."""
+class BadInput(HeddleError, ValueError):
+    """The user's input is invalid; the message is one line that says what to do.
+
+    A handler of `ValueError` around code that may raise it lets it pass.
+    """
+
+
+class MissingRun(BadInput, FileNotFoundError):
+    """There is no run at a path."""
 
 
 class WriteFailed(HeddleError):
@@ -88,3 +96,12 @@ def is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+# All but tab and newline; marks that turn the direction of text; and surrogates, which no terminal takes.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def escaped(text: str) -> str:
+    """The text with escapes, such as ``\\x1b``, in place of its control characters."""
+    return _CONTROLS.sub(lambda found: ascii(found[0])[1:-1], text)

@@ -1,4 +1,4 @@
-"""HTML that objects show of themselves in a notebook: small, escaped, and without colours of its own.
+"""What objects show of themselves: one line, or in a notebook HTML, small, escaped, and without colours of its own.
 
 A notebook's theme sets colours and fonts, light or dark; only lines and sizes are set here.
 """
@@ -12,6 +12,12 @@ MOST_ROWS = 20
 MOST_CHARACTERS = 160
 
 _CELL = "text-align:left;padding:1px 12px 1px 0;vertical-align:top"
+
+
+def named_repr(title: str, facts: Mapping[str, object]) -> str:
+    """One line for `repr`: a title, and facts that are there."""
+    shown = (f"{name}={value}" for name, value in facts.items() if value is not None and value != "")
+    return f"<{title}: {', '.join(shown)}>"
 
 
 def facts_html(title: str, facts: Mapping[str, object], *tables: str) -> str:

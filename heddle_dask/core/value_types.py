@@ -34,6 +34,8 @@ def read_from(where: object) -> Iterator[None]:
     """Turn `FAULTS` of what a file says into one line (`BadInput`); the cause stays behind it."""
     try:
         yield
+    except BadInput:
+        raise
     except FAULTS as error:
         told = "has what this heddle does not know: use the version that wrote it, or restore it from a copy"
         raise BadInput(f"{where} {told} ({type(error).__name__}: {one_line_of(error)[:200]})") from error

@@ -138,6 +138,8 @@ def scaling_law(text: str) -> SecondsOf:
         pairs = [part.partition("=") for part in text.split(",")]
         try:
             return seconds_between({int(count): float(seconds) for count, _, seconds in pairs})
+        except BadInput:
+            raise
         except ValueError:
             raise BadInput(f"--trainer-s {text}: use GPUs=SECONDS, such as 8=120,16=64") from None
     head, slash, tail = text.partition("/")

@@ -305,6 +305,8 @@ class MeasuredTable:
             content["kv_transfer"] = tuple(TokensPoint(**point) for point in content.get("kv_transfer", ()))
             cached = content.get("cached_step")
             content["cached_step"] = None if cached is None else TokensPoint(**cached)
+        except BadInput:
+            raise
         except (TypeError, ValueError) as error:
             raise BadInput(f"{where}: a point is malformed: {error}") from None
         return cls(**content, where=where)

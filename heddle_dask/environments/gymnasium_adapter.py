@@ -164,6 +164,8 @@ class GymnasiumEnvironment:
                     if reply.finish_reason == "length":
                         raise ValueError(CUT)
                     action = self._parse(reply.answer, environment.action_space)
+                except BadInput:
+                    raise
                 except ValueError as error:
                     ctx.append("user", str(error))
                     continue

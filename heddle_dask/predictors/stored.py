@@ -76,6 +76,8 @@ def load_predictor(path: Path | str) -> LearnedPredictor:
         )
     try:
         return _predictor_in(data)
+    except BadInput:
+        raise
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, xgb.core.XGBoostError) as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadInput(f"{where} is damaged ({line:.80}): train it again") from None

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 import zarr
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.notebook import facts_html, rows_html
+from heddle_dask.core.notebook import facts_html, named_repr, rows_html
 from heddle_dask.core.plain_files import damaged
 from heddle_dask.core.value_types import read_from
 from heddle_dask.records.schema import (
@@ -193,6 +193,11 @@ class RunReader:
             makespan_s=float(np.nanmax(finished) - np.nanmin(started)) if len(self) else 0.0,
         )
 
+    def __repr__(self) -> str:
+        metadata = self.metadata
+        made_with = {name: metadata.get(name) for name in ("environment", "model", "strategy")}
+        return named_repr(f"Run {self.path}", {"trajectories": len(self), **made_with})
+
     def _repr_html_(self) -> str:
         """What a notebook shows; reads no tokens."""
         metadata = self.metadata
@@ -221,6 +226,18 @@ class RunReader:
 
     def __len__(self) -> int:
         return self._rows["trajectories"]
+
+    @overload
+    def __getitem__(self, index: int) -> TrajectoryRecord: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[TrajectoryRecord]: ...
+
+    def __getitem__(self, index: int | slice) -> TrajectoryRecord | list[TrajectoryRecord]:
+        """One trajectory, counted from the end if negative, or a list of them."""
+        if isinstance(index, slice):
+            return [self.trajectory(each) for each in range(len(self))[index]]
+        return self.trajectory(index + len(self) if index < 0 else index)
 
     def __iter__(self) -> Iterator[TrajectoryRecord]:
         for index in range(len(self)):

@@ -30,7 +30,7 @@ import zarr
 from zarr.errors import BaseZarrError
 from zarr.storage import LocalStore
 
-from heddle_dask.core.errors import BadInput, one_line_of
+from heddle_dask.core.errors import BadInput, MissingRun, one_line_of
 from heddle_dask.core.plain_files import damaged, open_plain, read_plain
 from heddle_dask.core.value_types import FAULTS, MOST_S
 from heddle_dask.records.chunks import check_chunks, has_our_codecs
@@ -193,7 +193,7 @@ def open_run(path: Path, mode: Any) -> zarr.Group:
         If there is no run of this package, a run of another format version, or a run whose creation was interrupted.
     """
     if not path.exists():
-        raise BadInput(f"no run at {path}: give the path of a run (RUN.zarr)")
+        raise MissingRun(f"no run at {path}: give the path of a run (RUN.zarr)")
     if not is_ours(path):
         raise BadInput(f"{path} is no run of heddle: give the path of a run (RUN.zarr)")
     try:
@@ -203,6 +203,8 @@ def open_run(path: Path, mode: Any) -> zarr.Group:
         group = zarr.open_group(SyncedStore(path), mode=mode, zarr_format=3)
         attributes = group.attrs.asdict()
         crc = attributes_crc(attributes)
+    except BadInput:
+        raise
     except _UNREADABLE as error:
         raise BadInput(f"cannot open the run {path}: {one_line_of(error)}") from None
     version = attributes.get("heddle_format_version")
@@ -283,6 +285,8 @@ def open_column(group: zarr.Group, table: str, column: str, rows: int) -> zarr.A
         assert isinstance(array, zarr.Array), "it is no array"
         facts = (array.ndim, array.chunks, array.dtype)
         assert has_our_codecs(array), "it is encoded in another way"
+    except BadInput:
+        raise
     except _UNREADABLE as error:
         raise damaged(where, one_line_of(error)) from None
     layout = TABLES[table]
@@ -311,6 +315,8 @@ def read_rows(array: zarr.Array[Any], start: int, stop: int) -> npt.NDArray[Any]
         if array.path.endswith("_s") and bool((np.abs(values) > MOST_S).any()):
             raise ValueError(f"it has times beyond {MOST_S:g} s")
         return values
+    except BadInput:
+        raise
     except _UNREADABLE as error:
         raise damaged(_path_of(array, ""), one_line_of(error)) from None
 

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from heddle_dask.core.notebook import facts_html, rows_html
+from heddle_dask.core.notebook import facts_html, named_repr, rows_html
 from heddle_dask.core.value_types import check_types, read_from
 from heddle_dask.records.token_record import Attribution, TokenRecord
 
@@ -207,6 +207,9 @@ class TrajectoryRecord(_WithSteps):
         for step in self.steps:
             self._check_step(step)
 
+    def __repr__(self) -> str:
+        return trajectory_line(self)
+
     def _repr_html_(self) -> str:
         """What a notebook shows; no text of the trajectory."""
         return trajectory_html(self)
@@ -247,8 +250,24 @@ class TrajectoryOutline(_WithSteps):
     started_s: float
     finished_s: float
 
+    def __repr__(self) -> str:
+        return trajectory_line(self)
+
     def _repr_html_(self) -> str:
         return trajectory_html(self)
+
+
+def trajectory_line(record: TrajectoryRecord | TrajectoryOutline) -> str:
+    """A trajectory in one line, without its text."""
+    facts = {
+        "status": record.status,
+        "cause": record.cause,
+        "reward": reward_text(record.reward, getattr(record, "reward_cause", "")),
+        "steps": len(record.steps),
+        "actions": len(record.actions),
+        "tokens": record.generated_tokens,
+    }
+    return named_repr(f"{type(record).__name__} {record.trajectory_id}", facts)
 
 
 def trajectory_html(record: TrajectoryRecord | TrajectoryOutline) -> str:

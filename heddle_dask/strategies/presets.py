@@ -321,6 +321,8 @@ def _build(part: str, name: str, options: dict[str, Any], seed: int, built: Mapp
             raise BadInput(f"{part} '{name}': seed is {options['seed']!r}; it must be a whole number")
     try:
         strategy = kind(**options, **_parts_for(kind, built or {}))
+    except BadInput:
+        raise
     except (TypeError, ValueError) as error:
         raise BadInput(f"{part} '{name}': {error}") from error
     return None if kind is NoPart else strategy

@@ -143,6 +143,8 @@ def load_batch(path: Path) -> TrainingBatch:
         version = header.pop("format")
     except FileNotFoundError:
         raise BadInput(f"no batch at {path}: give a file of a run's batches (step-….npz)") from None
+    except BadInput:
+        raise
     except _UNREADABLE as error:
         raise BadInput(f"cannot read the batch {path}: {one_line_of(error)}: restore it") from None
     if version != FORMAT_VERSION:
@@ -152,6 +154,8 @@ def load_batch(path: Path) -> TrainingBatch:
         )
     try:
         return _batch(header, columns)
+    except BadInput:
+        raise
     except _UNREADABLE as error:
         raise BadInput(f"cannot read the batch {path}: {one_line_of(error)}: restore it") from None
 

@@ -155,6 +155,8 @@ def main() -> None:
     try:
         try:
             spec = TrainerSpec.from_mapping(json.loads(options.config.read_text(encoding="utf-8")))
+        except BadInput:
+            raise
         except (OSError, ValueError) as error:
             raise BadInput(f"--config {options.config} cannot be read: {error}") from None
         prepare_process(spec)

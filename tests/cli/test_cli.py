@@ -22,7 +22,6 @@ from heddle_dask.cli.cluster_choice import LocalShape
 from heddle_dask.cli.doctor import checks
 from heddle_dask.cli.engine_option import chosen_model, shipped_model
 from heddle_dask.cli.main import heddle
-from heddle_dask.cli.rollout.progress import Meter, duration
 from heddle_dask.cli.rollout.summary import Tally
 from heddle_dask.cli.shared_options import whole_numbers
 from heddle_dask.cli.stored_run import StoredRun, remove_if_empty
@@ -37,6 +36,7 @@ from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.live.driver.inputs.loaded_model import tokenizer_digest
 from heddle_dask.live.driver.inputs.rollout_inputs import tasks_of
 from heddle_dask.live.driver.options import Budget, Sampling
+from heddle_dask.live.driver.runs.progress import Meter, duration
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.store import RunStore
 from heddle_dask.records.trajectory import (

@@ -38,6 +38,7 @@ from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.live.driver.files.continuation import check_continues
+from heddle_dask.live.driver.inputs.meant_arguments import PLACES
 from heddle_dask.live.driver.inputs.rollout_inputs import tasks_of
 from heddle_dask.live.driver.session.open_session import check_logprobs
 from heddle_dask.live.wire.driver_messages import ReadyEngine
@@ -50,9 +51,9 @@ def rollout(model: str, **chosen: Any) -> Rollout:
     return Rollout(CLIENT, env=ToolAgent(), model=model, **chosen)
 
 
-def test_the_constructor_takes_at_most_twelve_parameters() -> None:
+def test_the_constructor_takes_at_most_thirteen_parameters() -> None:
     names = list(inspect.signature(Rollout).parameters)
-    assert len(names) <= 12
+    assert len(names) <= 13
     assert names[:3] == ["client", "env", "model"]
 
 
@@ -369,3 +370,42 @@ def test_a_model_is_known_by_its_content(model_dir: str, tmp_path: Path) -> None
             long.seek(place)
             long.write(b"1")
     assert model_digest(copy) != before
+
+
+@pytest.mark.parametrize(
+    ("given_", "error", "said"),
+    [
+        ({"engines": Budget()}, BadInput, r"engines is Budget\(…\): .*; this one goes to budget=Budget\(…\)"),
+        ({"budget": Sampling()}, BadInput, r"this one goes to sampling=Sampling\(…\)"),
+        ({"strategy": Patience()}, BadInput, r"this one goes to engines=Engines\(patience=Patience\(…\)\)"),
+        ({"out": RetryPolicy()}, BadInput, r"this one goes to budget=Budget\(retries=RetryPolicy\(…\)\)"),
+        ({"temperature": 0.5}, TypeError, r"no argument 'temperature': use sampling=Sampling\(temperature=…\)"),
+        ({"max_steps": 5}, TypeError, r"no argument 'max_steps': use budget=Budget\(max_steps=…\)"),
+        ({"sample": 5}, TypeError, r"no argument 'sample': did you mean 'samples'\?"),
+        ({"progress": "yes"}, BadInput, r"progress is 'yes': use True or False"),
+        ({"on_progress": 3}, BadInput, r"on_progress is 3: use a function"),
+    ],
+)
+def test_settings_in_a_wrong_place_say_where_they_go(
+    model_dir: str, given_: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=said):
+        rollout(model_dir, **given_)
+
+
+def test_every_setting_has_its_place() -> None:
+    for name in PLACES:
+        assert is_dataclass(getattr(heddle_dask, name)), name
+    with pytest.raises(BadInput, match=r"use Engines\(spec=EngineSpec\(…\)\)"):
+        Engines(EngineSpec("emulated", "m"))  # type: ignore[arg-type]
+
+
+def test_the_model_that_comes_along_is_the_default() -> None:
+    made = Rollout(CLIENT, env=ToolAgent(), engines="emulated")
+    assert Path(made.model).is_dir() and made.model == str(ChatModel("tiny-agent").path)
+    assert "environment=tool-agent" in repr(made) and "strategy=sticky-forecast" in repr(made)
+
+
+def test_bad_input_is_a_value_error_and_the_package_has_a_version() -> None:
+    assert issubclass(BadInput, ValueError)
+    assert heddle_dask.__version__ == "0.1.0" and "__version__" in dir(heddle_dask)

@@ -358,3 +358,21 @@ def test_recover_brings_what_the_store_lacks_once(drawn, stored):
             with RunStore.append_to(run) as store:
                 assert recover(journal_path, store) == missing
         assert [exact(record) for record in RunReader(run)] == [exact(r) for r in records]
+
+
+def test_a_reader_is_a_sequence_that_says_what_it_is(tmp_path):
+    records = [replace(plain_trajectory(number), reward=1.0) for number in range(3)]
+    with RunStore.create(tmp_path / "run.zarr", {"environment": "math"}) as store:
+        store.append(records)
+    run = RunReader(tmp_path / "run.zarr")
+    for found, record in zip([*run[:], run[0], run[-1]], [*records, records[0], records[2]], strict=True):
+        assert_same(found, record)
+    assert [record.trajectory_id for record in run[1:]] == [record.trajectory_id for record in records[1:]]
+    for index in (3, -4):
+        with pytest.raises(IndexError):
+            run[index]
+    assert repr(run) == f"<Run {tmp_path / 'run.zarr'}: trajectories=3, environment=math>"
+    name = records[1].trajectory_id
+    assert repr(run[1]).startswith(f"<TrajectoryRecord {name}: status=completed, reward=1, steps=3, ")
+    with pytest.raises(FileNotFoundError, match="no run at"):
+        RunReader(tmp_path / "other.zarr")

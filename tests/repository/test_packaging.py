@@ -76,7 +76,7 @@ def test_the_constraints_pin_every_base_dependency_within_its_range() -> None:
 def test_the_base_package_depends_on_neither_torch_nor_vllm() -> None:
     names = {name_of(requirement) for requirement in PROJECT["dependencies"]}
     assert not {name for name in names if "torch" in name or "vllm" in name}
-    assert {"dask", "distributed", "zarr", "numpy", "xgboost"} <= names
+    assert {"dask", "distributed", "zarr", "numpy", "xgboost", "xgboost-cpu"} <= names
 
 
 def test_the_extras_of_the_issue_exist() -> None:

@@ -100,7 +100,7 @@ def test_a_failed_attempt_is_not_trained_and_changes_no_advantage():
         return [attempt("a", 0, None), attempt("a", 1, 0.25), attempt("a", 2, 0.75)]
 
     rows = TrlRollouts(roll_out, Published())(["a"] * 3, trainer())
-    assert rows[REWARD_FIELD] == [0.5, 0.25, 0.75]
+    assert rows[REWARD_FIELD] == [None, 0.25, 0.75]
     assert rows["env_mask"] == [[0], [1] * 4, [1] * 4]
 
 

@@ -39,10 +39,8 @@ from heddle_dask.cli.rollout.parsed_options import (
     parsed_template_kwargs,
     with_affinity,
 )
-from heddle_dask.cli.rollout.progress import Meter, ProgressDisplay
 from heddle_dask.cli.rollout.run_logs import RunLogs
 from heddle_dask.cli.rollout.summary import Tally, table
-from heddle_dask.cli.safe_console import SafeConsole
 from heddle_dask.cli.stored_run import StoredRun, check_out, default_out, remove_if_empty
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.run_description import RetryPolicy
@@ -64,11 +62,13 @@ from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel, Output, tas
 from heddle_dask.live.driver.inputs.telemetry import Telemetry
 from heddle_dask.live.driver.options import Budget, Engines, Patience, Sampling
 from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.runs.progress import Meter, ProgressDisplay
 from heddle_dask.live.driver.session.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.scheduler.warm_start import check_warm
 from heddle_dask.records.schema import counted
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.strategies.affinity.hardware_map import check_affinity
+from heddle_dask.views.drawing.safe_console import SafeConsole
 from heddle_dask.weights.model_directory import model_digest
 
 _LOST = re.compile(r"engine \S+ is lost: ")

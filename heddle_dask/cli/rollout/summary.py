@@ -76,6 +76,10 @@ class Tally:
     tool_cpu_s: float = 0.0
     mix: dict[str, MixShare] = field(default_factory=dict)
 
+    @property
+    def failed(self) -> int:
+        return self.statuses["failed"]
+
     def add(self, record: TrajectoryRecord | TrajectoryOutline, timed: bool = True) -> None:
         """Count one trajectory; its times only when `timed`: clocks of two sessions do not compare."""
         self.statuses[record.status] += 1

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.cli.rollout.summary import Tally, table
-from heddle_dask.cli.safe_console import SafeConsole
 from heddle_dask.cli.shared_options import write_file
 from heddle_dask.cli.show.transcript import Passage, passages, trajectory_facts
 from heddle_dask.cli.stored_run import StoredRun
@@ -28,6 +27,7 @@ from heddle_dask.records.schema import counted
 from heddle_dask.records.token_record import Attribution
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE, account_of
+from heddle_dask.views.drawing.safe_console import SafeConsole
 from heddle_dask.views.report.journal_facts import SessionFacts
 from heddle_dask.views.report.reasons import why_last
 from heddle_dask.views.report.run_figures import RunFigures

@@ -9,11 +9,11 @@ from typing import Any
 from rich import box
 from rich.table import Table
 
-from heddle_dask.cli.safe_console import SafeConsole
 from heddle_dask.core.value_types import read_from
 from heddle_dask.training.json_lines import read_lines
 from heddle_dask.training.run_directory import TrainingDirectory
 from heddle_dask.training.training_result import reward_change, training_result
+from heddle_dask.views.drawing.safe_console import SafeConsole
 
 SHOWN_STEPS = 20
 """Rows of a long training that the table shows; they are spread evenly, and the last one is among them."""

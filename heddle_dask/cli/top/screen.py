@@ -13,8 +13,8 @@ from rich.console import Group, JustifyMethod, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from heddle_dask.cli.rollout.progress import duration
 from heddle_dask.core.run_record import plain_name
+from heddle_dask.live.driver.runs.progress import duration
 from heddle_dask.views.history.engine_history import LIVING
 from heddle_dask.views.history.reward_history import RewardView
 from heddle_dask.views.history.run_shares import title_of

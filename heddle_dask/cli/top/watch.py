@@ -19,7 +19,6 @@ from rich.live import Live
 from heddle_dask.cli.cluster_choice import TlsFiles, check_address
 from heddle_dask.cli.one_line import one_line
 from heddle_dask.cli.rollout.run_logs import logs_path
-from heddle_dask.cli.safe_console import SafeConsole
 from heddle_dask.cli.shared_options import print_json
 from heddle_dask.cli.stored_run import RUNS
 from heddle_dask.cli.top.screen import WIDTH, screen
@@ -27,6 +26,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.credentials import CONNECTION_FILE, Connection, read_connection
 from heddle_dask.live.wire.cluster_messages import GetSnapshot
 from heddle_dask.live.wire.transport import ask_over
+from heddle_dask.views.drawing.safe_console import SafeConsole
 
 CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 10.0

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
 from uuid import uuid4
 
 from distributed import Client
@@ -16,11 +18,10 @@ from heddle_dask.apis.rewarded import rewarded
 from heddle_dask.cli.cluster_choice import workers_joined
 from heddle_dask.cli.one_line import EXIT_FAILED, one_line
 from heddle_dask.cli.rollout.parsed_options import asked_strategy
-from heddle_dask.cli.rollout.progress import ProgressDisplay
 from heddle_dask.cli.rollout.run import Outcome, RolloutRun, prepare_process
-from heddle_dask.cli.safe_console import SafeConsole
 from heddle_dask.cli.show.training_report import show_training
 from heddle_dask.cli.train.order import TrainOrder, check_out_parent
+from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.model_services.spec import ServiceFailed
 from heddle_dask.engines.spec import ReceivesBroadcasts, engine_kind
 from heddle_dask.environments.base import Environment, Task
@@ -31,6 +32,7 @@ from heddle_dask.live.driver.inputs.loaded_model import tokenizer_digest
 from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel
 from heddle_dask.live.driver.options import Sampling
 from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.driver.runs.progress import ProgressDisplay
 from heddle_dask.live.training.evaluation import Evaluation, HeldOutTasks
 from heddle_dask.live.training.going_on import OpenedTraining, begin_anew, check_store, go_on
 from heddle_dask.live.training.remote_trainer import RemoteTrainer
@@ -47,6 +49,7 @@ from heddle_dask.training.stored_samples import BUFFER_LOG
 from heddle_dask.training.trainer import Trainer
 from heddle_dask.training.trainer_spec import TrainerSpec
 from heddle_dask.training.training_result import training_result
+from heddle_dask.views.drawing.safe_console import SafeConsole
 from heddle_dask.weights.collective import store_uri
 from heddle_dask.weights.store import WeightStore
 
@@ -79,6 +82,16 @@ def _go_on_text() -> str:
     return "go on by the same command with --resume"
 
 
+def _check_trainer(options: Mapping[str, Any]) -> None:
+    """Refuse, before anything starts, a training whose trainer cannot start on this machine."""
+    if find_spec("torch") is None:
+        raise BadInput(
+            "heddle train needs PyTorch, which is not installed: `pip install torch`, or see docs/installation.md"
+        )
+    if options.get("lora_rank") and find_spec("peft") is None:
+        raise BadInput("--lora needs peft, which is not installed: `pip install peft`")
+
+
 class TrainRun(RolloutRun):
     """One training. The constructor checks every option that can be checked without starting a process."""
 
@@ -91,6 +104,8 @@ class TrainRun(RolloutRun):
         self.train = order
         check_out_parent(order.directory.path)
         super().__init__(order.rollout, progress)
+        if self.is_local:
+            _check_trainer(order.trainer)
         self.shape = replace(self.shape, trainers=max(1, self.shape.trainers))
         self.source = mixed_source(order.rollout["env"], self._load, order.rollout["seed"])
         self.store = WeightStore(store_uri(order.store, order.directory.weights))

@@ -361,6 +361,13 @@ class LocalRolloutCluster(SupervisedCluster):
         # What no worker here can ever run is then refused at once; without this it would wait for one to join.
         await ask_over(self.scheduler_comm, ExchangeDemand(QueuedCapacity(), 0.0, self._maxima))
 
+    def __repr__(self) -> str:
+        kinds = [name.partition("-")[0] for name in map(str, self.worker_spec)]
+        workers = ", ".join(f"{kind} workers={kinds.count(kind)}" for kind in dict.fromkeys(kinds))
+        return f"<{type(self).__name__} {self.scheduler_address}: {workers}, logs={self.logs}>"
+
+    __str__ = __repr__
+
     def _repr_html_(self, cluster_status: str | None = None) -> str:
         """What a notebook shows: Dask's view of the cluster, and what it has for rollouts."""
         kinds = [name.partition("-")[0] for name in map(str, self.worker_spec)]

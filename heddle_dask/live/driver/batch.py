@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
-from heddle_dask.core.notebook import facts_html, rows_html
+from heddle_dask.core.notebook import facts_html, named_repr, rows_html
 from heddle_dask.records.causes import CauseCount, CauseCounts, Ended
-from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
+
+if TYPE_CHECKING:
+    from heddle_dask.records.reader import RunReader
 
 Item = TypeVar("Item")
 
@@ -50,6 +52,21 @@ class Batch:
 
     def __iter__(self) -> Iterator[TrajectoryRecord]:
         return iter(self.trajectories)
+
+    @overload
+    def __getitem__(self, index: int) -> TrajectoryRecord: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[TrajectoryRecord]: ...
+
+    def __getitem__(self, index: int | slice) -> TrajectoryRecord | Sequence[TrajectoryRecord]:
+        return self.trajectories[index]
+
+    def __repr__(self) -> str:
+        mean = "unknown" if self.reward_mean is None else f"{self.reward_mean:.4g}"
+        makespan = f"{self.makespan_s:.1f} s"
+        facts = {**self.counts, "reward_mean": mean, "makespan": makespan, "tokens": self.generated_tokens}
+        return named_repr(f"Batch of {len(self)}", {**facts, "out": self.out})
 
     def _repr_html_(self) -> str:
         ends = ", ".join(f"{count:,} {status}" for status, count in self.counts.items())
@@ -122,6 +139,9 @@ class StoredTrajectories(Sequence[TrajectoryRecord]):
     def __len__(self) -> int:
         return len(self._rows) + len(self._kept)
 
+    def __repr__(self) -> str:
+        return f"<{len(self)} trajectories of {self._path}>"
+
     @overload
     def __getitem__(self, index: int) -> TrajectoryRecord: ...
 
@@ -142,6 +162,9 @@ class StoredTrajectories(Sequence[TrajectoryRecord]):
         if number >= len(self._rows):
             return self._kept[number - len(self._rows)]
         if self._reader is None:
+            # zarr is loaded by those that read or write a store.
+            from heddle_dask.records.reader import RunReader
+
             self._reader = RunReader(self._path)
         return self._reader.trajectory(self._rows[number])
 

@@ -274,6 +274,8 @@ class Engines:
     patience: Patience = field(default_factory=Patience)
 
     def __post_init__(self) -> None:
+        if isinstance(self.kind, EngineSpec):
+            raise BadInput("engines: kind is an EngineSpec: use Engines(spec=EngineSpec(…))")
         if self.spec is None:
             options_type = engine_kind(self.kind).options_type
             if self.options is not None and not isinstance(self.options, options_type):

@@ -14,7 +14,9 @@ from typing import Any
 from distributed import Client
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.notebook import named_repr
 from heddle_dask.core.run_description import WeightUpdatePolicy
+from heddle_dask.engines.defaults import TINY_AGENT
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
 from heddle_dask.environments.rewards import reward_identity
@@ -29,6 +31,7 @@ from heddle_dask.live.driver.files.run_files import RunFiles, software_versions
 from heddle_dask.live.driver.groups.group_feed import GroupFeed, GroupPort
 from heddle_dask.live.driver.groups.group_stream import GroupStream
 from heddle_dask.live.driver.inputs.loaded_model import LoadedModel
+from heddle_dask.live.driver.inputs.meant_arguments import explained, meant, shown
 from heddle_dask.live.driver.inputs.pools import Pools
 from heddle_dask.live.driver.inputs.rollout_inputs import (
     ChatModel,
@@ -45,6 +48,7 @@ from heddle_dask.live.driver.programs.attempts import attempts_of
 from heddle_dask.live.driver.programs.branch import Services
 from heddle_dask.live.driver.runs.loop_watch import LoopWatch
 from heddle_dask.live.driver.runs.runner import AttemptFeed, Driver, ListFeed, notice_line, progress_of
+from heddle_dask.live.driver.runs.shown_progress import ShownProgress
 from heddle_dask.live.driver.session.open_session import OpenSession
 from heddle_dask.live.driver.session.rollout_engines import RolloutEngines
 from heddle_dask.live.wire.driver_messages import GetCapacity, Notice, StartSession
@@ -69,7 +73,8 @@ class Rollout:
         Name (``"math"``), ``"replay:TRACE"``, ``"package.module:function"``, an `Environment`, or a coroutine
         function ``solve(task, ctx)``.
     model
-        Model directory; its chat template renders the prompts. Or a `ChatModel`, with variables of the template.
+        Model directory; its chat template renders the prompts. Or a `ChatModel`, with variables of the template;
+        ``"tiny-agent"`` is the model that comes with the package.
     engines
         The kind of the engines, an `EngineSpec`, or `Engines` with count, slots, TP degrees, cost. None: `Engines()`.
     strategy
@@ -89,7 +94,10 @@ class Rollout:
     pools
         Model services, and quotas of APIs, that programs may name in `Needs`.
     on_progress
-        Takes one line for each thing that is waited for or decided.
+        Takes one line for each thing that is waited for or decided, in the place of stderr.
+    progress
+        Whether stderr shows these lines and how far a batch is: a bar on a terminal or in a notebook, else a line
+        every few seconds. None: yes, unless `on_progress` takes the lines.
 
     Attributes
     ----------
@@ -110,12 +118,13 @@ class Rollout:
     _driver: Driver | None = None
     _spans: SpanSender | None = None
 
+    @explained
     def __init__(
         self,
         client: Client,
         *,
         env: str | Environment | Callable[..., Any],
-        model: str | Path | ChatModel,
+        model: str | Path | ChatModel = TINY_AGENT,
         engines: str | EngineSpec | Engines | None = None,
         strategy: str | Strategy | None = None,
         samples: int = 1,
@@ -124,15 +133,20 @@ class Rollout:
         budget: Budget | None = None,
         sampling: Sampling | None = None,
         pools: Pools | None = None,
-        on_progress: Callable[[str], None] = lambda message: None,
+        on_progress: Callable[[str], None] | None = None,
+        progress: bool | None = None,
     ) -> None:
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
             raise BadInput(f"samples is {samples!r}: use a whole number of at least 1")
         self.client = client
+        self._shown = ShownProgress(progress, on_progress)
+        self._on_progress = self._shown.note
         self.budget = given_or_default("budget", Budget, budget)
         self.sampling = given_or_default("sampling", Sampling, sampling)
         self.retries = self.budget.retries
         self.pools = given_or_default("pools", Pools, pools)
+        if meant(engines) and not isinstance(engines, EngineSpec | Engines):
+            raise BadInput(f"engines is {shown(engines)}: use a kind, an EngineSpec or Engines(…){meant(engines)}")
         asked = Engines.of(engines)
         self._patience = asked.patience
         self._strategy = strategy_of(strategy)
@@ -141,7 +155,7 @@ class Rollout:
         self._telemetry = given_or_default("telemetry", Telemetry, told)
         self._sandbox: Mapping[str, str] = {}
         self.environment = environment_of(env)
-        self._model = LoadedModel.load(ChatModel.of(model), on_progress)
+        self._model = LoadedModel.load(ChatModel.of(model), self._on_progress)
         self.model = self._model.path
         self.chat_template_kwargs = self._model.chat_template_kwargs
         self.template = self._model.template
@@ -149,7 +163,6 @@ class Rollout:
         check_context(self.budget.max_context_tokens, self.spec.max_model_len)
         self.samples = samples
         self.seed = seed
-        self._on_progress = on_progress
         self.tp_degrees = asked.tp_degrees
         self._engines = RolloutEngines(
             client,
@@ -159,7 +172,7 @@ class Rollout:
             max_context_tokens=self.budget.max_context_tokens,
             seed=seed,
             told_apart=self._strategy.knows_lengths,
-            note=on_progress,
+            note=self._on_progress,
         )
         self._session: OpenSession | None = None
         self._files: RunFiles | None = None
@@ -267,6 +280,13 @@ class Rollout:
         """TP degrees of the engines that run, from the largest to the smallest; empty where none were asked for."""
         return self._engines.running_tp_degrees
 
+    def __repr__(self) -> str:
+        facts = self._describe()
+        shown = {name: facts[name] for name in ("environment", "strategy", "samples")}
+        counts = {name: count for name, count in self.progress().items() if name in ("finished", "unfinished")}
+        out = None if self._output is None else str(self._output.path)
+        return named_repr("Rollout", {**shown, "model": Path(self.model).name, "out": out, **counts})
+
     def _repr_html_(self) -> str:
         out = self._output and self._output.path
         return rollout_html({**self._describe(), **self.progress(), "out": out})
@@ -321,6 +341,7 @@ class Rollout:
             prefix = batch_prefix(self._next_batch(files))
             drawn = attempts_of(self.environment, chosen, self.samples, self.seed, prefix)
             attempts = files.unfinished(drawn)
+            self._shown.expect(len(attempts))
             await session.channel.unless_failed(self._engines.provide(self.tp_degrees, attempts))
             return lambda driver: ListFeed(attempts)
 
@@ -363,12 +384,14 @@ class Rollout:
             self._batch_began_s = services.clock()
             limit = driver.limit_run(self._on_progress)
             try:
-                with LoopWatch(self._on_progress):
-                    async for record in driver.run(feed):
-                        self._engines.finished(record)
-                        if self._spans is not None and not driver.is_left_to_resume(record):
-                            self._spans.finished(record)
-                        yield record
+                async with self._shown.following(self.progress):
+                    with LoopWatch(self._on_progress):
+                        async for record in driver.run(feed):
+                            self._engines.finished(record)
+                            self._shown.ended(record)
+                            if self._spans is not None and not driver.is_left_to_resume(record):
+                                self._spans.finished(record)
+                            yield record
             finally:
                 limit.cancel()
             await session.channel.refresh()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.value_types import read_from
-from heddle_dask.live.driver.files.run_writer import RunWriter, journal_path
 from heddle_dask.live.driver.programs.action_results import can_be_replayed, key_path
 from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.driver.programs.branch import Recorded
 from heddle_dask.records.journal_lines import RESULTS
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED
+
+if TYPE_CHECKING:
+    from heddle_dask.live.driver.files.run_writer import RunWriter
 
 _REPLAYED = RESULTS - {TRAJECTORY_FINISHED}
 _LATER_BATCH = re.compile(r"b(\d+)/")
@@ -43,7 +45,7 @@ def unfinished(attempts: Sequence[Attempt], writer: RunWriter, note: Callable[[s
     """
     missing = [attempt for attempt in attempts if attempt.name not in writer]
     wanted = {attempt.name for attempt in missing}
-    with read_from(journal_path(writer.out)):
+    with read_from(writer.journal_path):
         recorded = recorded_results(((kind, body) for kind, body, _ in writer.recorded()), wanted)
     made_again = sum(results.calls_made_again for results in recorded.values())
     if made_again:
@@ -100,7 +102,9 @@ def _continued(attempt: Attempt, recorded: Recorded | None, writer: RunWriter) -
         return attempt
     try:
         return attempt.continued(recorded)
+    except BadInput:
+        raise
     except (KeyError, TypeError, ValueError):
         raise BadInput(
-            f"{journal_path(writer.out)} has results of {attempt.name} that heddle did not write: it cannot be resumed"
+            f"{writer.journal_path} has results of {attempt.name} that heddle did not write: it cannot be resumed"
         ) from None

@@ -5,15 +5,16 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Collection, Mapping, Sequence
 from importlib.metadata import version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from heddle_dask.live.driver.files.resume import unfinished
-from heddle_dask.live.driver.files.run_writer import RunWriter
 from heddle_dask.live.driver.inputs.rollout_inputs import Output
 from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.records.journal_lines import JournalRecord
-from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TrajectoryRecord
+
+if TYPE_CHECKING:
+    from heddle_dask.live.driver.files.run_writer import RunWriter
 
 BATCH_FACTS = (
     *("environment", "model", "tokenizer", "weights", "sampling", "limits", "chat_template_kwargs"),
@@ -59,6 +60,9 @@ class RunFiles:
         if self._output is None:
             return
         description = {**self._describe(), **self._output.metadata}
+        # zarr is loaded by those that read or write a store.
+        from heddle_dask.live.driver.files.run_writer import RunWriter
+
         accepts = self._output.accept_changes
         self.writer = RunWriter(self._output.path, self._output.mode, description, accepts=accepts)
         for change in self.writer.accepted:
@@ -109,6 +113,8 @@ class RunFiles:
         """Those of these trajectories that the store of a resumed run has, in its order."""
         if self.writer is None or not self._resumes or not names:
             return []
+        from heddle_dask.records.reader import RunReader
+
         reader = RunReader(self.writer.out)
         ids = reader.column("trajectories/id").tolist()
         return [reader.trajectory(row) for row, name in enumerate(ids) if str(name) in names]

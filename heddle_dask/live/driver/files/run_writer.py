@@ -146,6 +146,10 @@ class RunWriter:
             self._store.update_metadata({"batches": self.batches, "batch_facts": self._facts})
 
     @property
+    def journal_path(self) -> Path:
+        return self._journal.path
+
+    @property
     def stored(self) -> int:
         """Trajectories in the store."""
         return len(self._store)
@@ -204,6 +208,8 @@ class RunWriter:
     def _failing(self, path: Path) -> Iterator[None]:
         try:
             yield
+        except BadInput:
+            raise
         except OSError as error:
             self._failure = WriteFailed.of(path, error)
             raise self._failure from None

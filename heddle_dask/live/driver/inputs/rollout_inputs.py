@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.defaults import TINY_AGENT, shipped_model
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.functions import as_environment
+from heddle_dask.live.driver.inputs.meant_arguments import meant, shown
 from heddle_dask.live.driver.inputs.telemetry import Telemetry
 from heddle_dask.live.driver.settings import configured_strategy
 from heddle_dask.strategies.presets import Strategy
@@ -45,7 +47,9 @@ class ChatModel:
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | Path):
-            raise BadInput(f"model is {self.path!r}: use the path of a model directory")
+            raise BadInput(f"model is {shown(self.path)}: use the path of a model directory{meant(self.path)}")
+        if str(self.path) == TINY_AGENT and not Path(self.path).exists():
+            object.__setattr__(self, "path", shipped_model())
         stored = None
         if isinstance(self.chat_template_kwargs, Mapping):
             with suppress(TypeError, ValueError):
@@ -101,7 +105,7 @@ class Output:
 
     def __post_init__(self) -> None:
         if not isinstance(self.path, str | Path) or not str(self.path):
-            raise BadInput(f"out: path is {self.path!r}: use a path such as 'runs/x.zarr'")
+            raise BadInput(f"out: path is {shown(self.path)}: use a path such as 'runs/x.zarr'{meant(self.path)}")
         object.__setattr__(self, "path", Path(self.path))
         if self.mode not in get_args(WriteMode):
             raise BadInput(f"out: mode is {self.mode!r}: use one of {', '.join(get_args(WriteMode))}")
@@ -138,7 +142,7 @@ def given_or_default(name: str, kind: type[Value], value: Value | None) -> Value
     if value is None:
         return kind()
     if not isinstance(value, kind):
-        raise BadInput(f"{name} is {value!r}: use {kind.__name__}(…)")
+        raise BadInput(f"{name} is {shown(value)}: use {kind.__name__}(…){meant(value)}")
     return value
 
 
@@ -151,6 +155,8 @@ def strategy_of(strategy: str | Strategy | None) -> Strategy:
         There is no such preset.
     """
     if strategy is not None:
+        if meant(strategy) and not isinstance(strategy, Strategy):
+            raise BadInput(f"strategy is {shown(strategy)}: use a preset or Strategy(…){meant(strategy)}")
         return Strategy.of(strategy)
     preset = configured_strategy()
     if preset is None:

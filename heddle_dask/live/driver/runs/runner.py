@@ -10,7 +10,7 @@ import asyncio
 import math
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Protocol, assert_never
+from typing import TYPE_CHECKING, Any, Protocol, assert_never
 
 from distributed import Client
 
@@ -19,7 +19,6 @@ from heddle_dask.core.events import EngineLost, WeightsFetched, WeightsInstalled
 from heddle_dask.core.run_description import STALE
 from heddle_dask.live.driver.connection.control_channel import ControlChannel
 from heddle_dask.live.driver.connection.submission import RESULT_LOST
-from heddle_dask.live.driver.files.run_writer import RunWriter
 from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.driver.programs.branch import Services
 from heddle_dask.live.driver.runs.announcer import Announcer
@@ -35,6 +34,9 @@ from heddle_dask.live.wire.driver_messages import (
 )
 from heddle_dask.live.wire.messages import action_key, step_key
 from heddle_dask.records.trajectory import Cause, TrajectoryRecord
+
+if TYPE_CHECKING:
+    from heddle_dask.live.driver.files.run_writer import RunWriter
 
 # How often a feed is asked again when nothing has ended: engines may have joined.
 _ASK_AGAIN_S = 0.5

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.segment import Segment
 
-from heddle_dask.cli.one_line import escaped
+from heddle_dask.core.errors import escaped
 
 
 class SafeConsole(Console):

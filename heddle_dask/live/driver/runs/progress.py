@@ -1,14 +1,16 @@
-"""Progress of a rollout on stderr: one live line on a terminal, else a plain line every few seconds."""
+"""Progress of a rollout on stderr: one live line on a terminal or in a notebook, else a line every few seconds."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import html
+import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.live import Live
@@ -16,7 +18,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from heddle_dask.cli.rollout.summary import Tally
+from heddle_dask.views.history.reward_history import RewardTally
 
 LIVE_INTERVAL_S = 0.25
 PLAIN_INTERVAL_S = 5.0
@@ -70,13 +72,23 @@ class Snapshot:
         return " · ".join(parts)
 
 
+class EndCounts(Protocol):
+    """What is counted of ended trajectories."""
+
+    @property
+    def failed(self) -> int: ...
+
+    @property
+    def rewards(self) -> RewardTally: ...
+
+
 class Meter:
     """Makes snapshots; rates and the time left are computed from earlier counts."""
 
     def __init__(
         self,
         total: int,
-        tally: Tally,
+        tally: EndCounts,
         counts: Callable[[], Mapping[str, Any]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -105,7 +117,7 @@ class Meter:
             next=ahead,
             queued=int(counts.get("queued", 0)),
             in_tools=int(counts.get("acting", 0)) + int(counts.get("actions_waiting", 0)),
-            failed=self._tally.statuses["failed"],
+            failed=self._tally.failed,
             tokens_per_s=self._rate(now_s, int(counts.get("tokens", 0))),
             left_s=left_s,
             reward=self._tally.rewards.view().line(),
@@ -135,6 +147,8 @@ class ProgressDisplay:
     @contextlib.asynccontextmanager
     async def following(self, meter: Meter) -> AsyncIterator[None]:
         follow = self._follow_live if self._console.is_terminal else self._follow_plain
+        if is_notebook():
+            follow = self._follow_in_notebook
         task = asyncio.create_task(follow(meter))
         try:
             yield
@@ -156,7 +170,9 @@ class ProgressDisplay:
                 self._print(f"still waiting: {self._latest}")
 
     async def _follow_live(self, meter: Meter) -> None:
-        with Live(console=self._console, transient=True, auto_refresh=False) as live:
+        # What the user prints stays in the stream that it is printed to, unless all of it is this terminal.
+        redirects = sys.stdout is not None and sys.stdout.isatty()
+        with Live(console=self._console, transient=True, auto_refresh=False, redirect_stdout=redirects) as live:
             while True:
                 snapshot = meter.snapshot()
                 elapsed = duration(time.monotonic() - self._began_s)
@@ -166,10 +182,29 @@ class ProgressDisplay:
                 live.update(line if snapshot.has_begun else waiting, refresh=True)
                 await asyncio.sleep(LIVE_INTERVAL_S)
 
+    async def _follow_in_notebook(self, meter: Meter) -> None:
+        from IPython.display import DisplayHandle
+
+        shown = DisplayHandle()
+        show = shown.display
+        while True:
+            snapshot = meter.snapshot()
+            line = snapshot.line() if snapshot.has_begun else self._latest
+            bar = f'<progress max="{snapshot.total}" value="{snapshot.done}"></progress> {html.escape(line)}'
+            show({"text/plain": line, "text/html": bar}, raw=True)
+            show = shown.update
+            await asyncio.sleep(LIVE_INTERVAL_S)
+
     def _print(self, text: str) -> None:
         # While a live line is shown, the console prints above it.
         elapsed_s = time.monotonic() - self._began_s
         self._console.print(f"[{elapsed_s:6.1f} s] {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def is_notebook() -> bool:
+    """Whether this process is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,78 @@
+"""What a script or a notebook sees of a rollout: its lines, and how far it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.records.trajectory import TrajectoryRecord
+from heddle_dask.views.history.reward_history import RewardTally
+
+if TYPE_CHECKING:
+    from heddle_dask.live.driver.runs.progress import ProgressDisplay
+
+
+class ShownProgress:
+    """Shows the progress of a rollout's batches on stderr, or nothing.
+
+    Parameters
+    ----------
+    asked
+        Whether it is shown; None: unless `on_progress` takes its lines.
+    on_progress
+        Takes the lines in the place of stderr.
+    """
+
+    def __init__(self, asked: bool | None, on_progress: Callable[[str], None] | None) -> None:
+        if asked is not None and not isinstance(asked, bool):
+            raise BadInput(f"progress is {asked!r}: use True or False")
+        if on_progress is not None and not callable(on_progress):
+            raise BadInput(f"on_progress is {on_progress!r}: use a function that takes one line, such as print")
+        self._is_shown = on_progress is None if asked is None else asked
+        self._on_progress = on_progress
+        self._made: ProgressDisplay | None = None
+        self._expected = 0
+        self.failed = 0
+        self.rewards = RewardTally()
+
+    def note(self, line: str) -> None:
+        """Tell the user one line."""
+        if self._on_progress is not None:
+            self._on_progress(line)
+        elif self._is_shown:
+            self._display.message(line)
+
+    def expect(self, attempts: int) -> None:
+        """A batch of so many attempts begins."""
+        self._expected, self.failed, self.rewards = attempts, 0, RewardTally()
+
+    def ended(self, record: TrajectoryRecord) -> None:
+        """One of them has ended."""
+        self.failed += record.status == "failed"
+        self.rewards.add(record.group_id, record.reward)
+
+    @asynccontextmanager
+    async def following(self, counts: Callable[[], Mapping[str, Any]]) -> AsyncIterator[None]:
+        """Show how far the batch is while the context is open; of an endless one, nothing."""
+        if not self._is_shown or not self._expected:
+            yield
+            return
+        from heddle_dask.live.driver.runs.progress import Meter
+
+        meter = Meter(self._expected, self, counts)
+        self._expected = 0
+        async with self._display.following(meter):
+            yield
+        self._display.message(meter.snapshot().line())
+
+    @property
+    def _display(self) -> ProgressDisplay:
+        if self._made is None:
+            # rich is loaded when something is shown.
+            from heddle_dask.live.driver.runs.progress import ProgressDisplay
+            from heddle_dask.views.drawing.safe_console import SafeConsole
+
+            self._made = ProgressDisplay(SafeConsole(stderr=True, force_jupyter=False))
+        return self._made

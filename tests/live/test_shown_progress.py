@@ -1,0 +1,68 @@
+"""What a script sees of a rollout on stderr."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from heddle_dask.live.driver.runs import progress
+from heddle_dask.live.driver.runs.shown_progress import ShownProgress
+
+COUNTS = {"finished": 1, "generating": 2, "tokens": 30}
+
+
+async def _shown(shown: ShownProgress, until: Any = lambda: True) -> None:
+    shown.note("an engine answers")
+    shown.expect(4)
+    async with shown.following(lambda: COUNTS):
+        shown.ended(SimpleNamespace(status="failed", group_id="g", reward=None))  # type: ignore[arg-type]
+        while not until():
+            await asyncio.sleep(0.01)
+
+
+def test_lines_go_to_stderr_by_default(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "PLAIN_INTERVAL_S", 0.01)
+    seen: list[str] = []
+
+    def told() -> bool:
+        seen.append(capsys.readouterr().err)
+        return "done 1/4" in "".join(seen)
+
+    asyncio.run(_shown(ShownProgress(None, None), told))
+    out, err = capsys.readouterr()
+    text = "".join([*seen, err])
+    assert out == "" and "an engine answers" in text
+    assert "done 1/4 · 2 running" in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize("asked", [False, None])
+def test_silence_and_lines_of_ones_own(capsys: pytest.CaptureFixture[str], asked: bool | None) -> None:
+    lines: list[str] = []
+    asyncio.run(_shown(ShownProgress(asked, None if asked is False else lines.append)))
+    assert lines == ([] if asked is False else ["an engine answers"])
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_notebook_has_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[dict[str, str]] = []
+
+    class ZMQInteractiveShell: ...
+
+    class DisplayHandle:
+        def display(self, bundle: dict[str, str], raw: bool) -> None:
+            shown.append(bundle)
+
+        update = display
+
+    ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
+    ipython.get_ipython = ZMQInteractiveShell  # type: ignore[attr-defined]
+    display.DisplayHandle = DisplayHandle  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setattr(progress, "LIVE_INTERVAL_S", 0.01)
+    asyncio.run(_shown(ShownProgress(True, None), lambda: len(shown) > 1))
+    assert shown[-1]["text/html"].startswith('<progress max="4" value="1"></progress> done 1/4')
