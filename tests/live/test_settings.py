@@ -179,7 +179,7 @@ def test_engines_of_an_existing_cluster_are_waited_for_wherever_their_number_is_
     made: list[run.RolloutRun] = []
 
     def keep(asked: Asked, *, to_stderr: bool) -> run.Outcome:
-        made.append(run.RolloutRun(asked, run.ProgressDisplay(run.Console(stderr=True))))
+        made.append(run.RolloutRun(asked, run.ProgressDisplay(run.SafeConsole(stderr=True))))
         return run.Outcome({}, 0)
 
     monkeypatch.setattr(run, "run_rollout", keep)
