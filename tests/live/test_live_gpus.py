@@ -21,6 +21,7 @@ from worlds.gpu_engine import CHOSEN_CONTEXT_TOKENS, CHOSEN_SLOTS
 from worlds.live_agents import ToolAgent
 from worlds.live_world import cluster, kill, run, worker_process
 
+from heddle_dask.cli.rollout.command import rollout
 from heddle_dask.cli.train.command import train
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.emulated.options import EmulatedOptions
@@ -396,3 +397,19 @@ def test_engines_and_ranks_that_do_not_fit_are_one_line(
     result = CliRunner().invoke(train, asked)
     assert isinstance(result.exception, BadInput) and told in str(result.exception)
     assert not (tmp_path / "t").exists()
+
+
+def test_engines_that_use_no_gpu_share_none(model_dir: str, tmp_path: Path) -> None:
+    asked = (
+        "--engine",
+        "emulated",
+        "--engines-per-gpu",
+        "2",
+        "--model",
+        model_dir,
+        "--out",
+        str(tmp_path / "run.zarr"),
+    )
+    result = CliRunner().invoke(rollout, asked)
+    assert isinstance(result.exception, BadInput)
+    assert str(result.exception) == "--engines-per-gpu: emulated engines use no GPUs on this machine: leave it out"

@@ -186,6 +186,8 @@ def _model(asked: str | None) -> Check:
         memory = model_memory(path)
     except BadInput as error:
         return Check("model", "fail" if asked else "warn", str(error))
+    except OSError as error:  # of the path itself, such as a name that is too long
+        return Check("model", "fail", f"{str(asked)[:100]}: {error.strerror}")
     needed = memory.weight_bytes + memory.workspace_bytes
     places = _free_memory()
     free = max(places.values())

@@ -160,6 +160,8 @@ class RolloutRun:
                 self.engines, self.plan, self.model, self.budget.max_context_tokens, self.seed
             )
         self._check_degrees()
+        if self.is_local and self.shape.engines_per_gpu is not None and not kind.uses_gpus():
+            raise BadInput(f"--engines-per-gpu: {kind.name} engines use no GPUs on this machine: leave it out")
         if self.is_local and self.engines.tp_degrees is None and kind.uses_gpus():
             own = self.trainer_gpus
             check_gpus(self.shape.engines, self.engines.engines_per_gpu, own, usable_gpus(os.environ))
