@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from heddle_dask.chat.reply_parts import CLOSE
 from heddle_dask.core.errors import BadInput, encodable_text
 
 Message = Mapping[str, str]
@@ -131,6 +132,8 @@ class ChatTemplate:
     ----------
     end_token_ids
         Tokens that end an assistant turn: the template's own first, then those of the model's files.
+    thinking_end_ids
+        Tokens of what ends the thinking of a reply.
     vocab_size
         Number of token ids of the tokenizer, special ones included.
     """
@@ -156,6 +159,7 @@ class ChatTemplate:
         self._end_text = self._find_end_text(self._token_texts(known))
         self.end_token_ids: tuple[int, ...] = tuple(dict.fromkeys([*self._encode(self._end_text), *known]))
         self.vocab_size = len(tokenizer)
+        self.thinking_end_ids = tuple(self._encode(CLOSE))
 
     @classmethod
     def load(cls, model_dir: str) -> ChatTemplate:

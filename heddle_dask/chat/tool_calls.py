@@ -14,6 +14,7 @@ from typing import Any
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
+_NO_ARGUMENTS = '"arguments" must be a JSON object'
 _BLOCK = re.compile(re.escape(OPEN) + r"(.*?)(" + re.escape(CLOSE) + r"|\Z)", re.DOTALL)
 
 
@@ -52,13 +53,28 @@ def _parse_block(body: str, *, closed: bool) -> ToolCall | MalformedCall:
     name = call.get("name")
     if not isinstance(name, str) or not name:
         return MalformedCall('tool call needs a "name"')
-    arguments = call.get("arguments", {})
+    return _named_call(name, call.get("arguments", {}))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadReply:
+    """A reply as the parsers of an engine have read it: what it says, and its calls."""
+
+    content: str
+    calls: tuple[ToolCall | MalformedCall, ...]
+
+    @classmethod
+    def of_message(cls, message: Mapping[str, Any]) -> ReadReply:
+        """From an assistant's message in the form of OpenAI's API."""
+        calls = [call["function"] for call in message.get("tool_calls") or []]
+        return cls(message.get("content") or "", tuple(_named_call(call["name"], call["arguments"]) for call in calls))
+
+
+def _named_call(name: str, arguments: object) -> ToolCall | MalformedCall:
     if isinstance(arguments, str):
-        # Some models write the arguments as a JSON string, as in OpenAI's API.
+        # As in OpenAI's API; some models write it so.
         arguments, _ = _load_object(arguments)
-    if not isinstance(arguments, dict):
-        return MalformedCall('"arguments" must be a JSON object')
-    return ToolCall(name, arguments)
+    return ToolCall(name, arguments) if isinstance(arguments, dict) else MalformedCall(_NO_ARGUMENTS)
 
 
 def _load_object(body: str) -> tuple[dict[str, Any] | None, str]:

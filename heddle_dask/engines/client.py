@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import aiohttp
 
@@ -12,8 +13,15 @@ from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines import wire
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.connection import JSON_HEADERS, EngineConnection, payload
-from heddle_dask.engines.contract import GenerateRequest, GenerateResult, KvHandle, KvImport, WeightInstallation
-from heddle_dask.engines.dialect import Dialect
+from heddle_dask.engines.contract import (
+    EngineRefused,
+    GenerateRequest,
+    GenerateResult,
+    KvHandle,
+    KvImport,
+    WeightInstallation,
+)
+from heddle_dask.engines.dialect import Dialect, ReadingDialect
 from heddle_dask.engines.kv_transfer import KvTransferClient
 from heddle_dask.engines.weight_update import WeightUpdateClient
 
@@ -51,6 +59,21 @@ class EngineClient(EngineConnection):
             result = await self._generate(self._dialect.generate_body(request))
         self._steps_ended += result.finish_reason != "abort"
         return result
+
+    async def read_reply(self, tools: str, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Mapping[str, Any]:
+        """Have the engine's own parsers read a reply: the assistant's message, with ``content`` and ``tool_calls``.
+
+        Raises
+        ------
+        EngineUnreachable, EngineRefused
+            As `generate`; an engine that reads no replies refuses.
+        """
+        dialect = self._dialect
+        if not isinstance(dialect, ReadingDialect):
+            raise EngineRefused(f"engine at {self.address} reads no replies: start vLLM with tool-call-parser")
+        return dialect.message_of_answer(
+            await self.ask(dialect.READ_PATH, dialect.read_body(tools, prompt_ids, token_ids))
+        )
 
     async def export_kv(self, request_id: str, token_ids: Sequence[int]) -> KvHandle:
         """Have this engine keep the KV of a context for another engine to fetch.

@@ -141,6 +141,33 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
+class ReplyReading:
+    """Asks an engine to read a reply by its own parsers, when it has ended.
+
+    Attributes
+    ----------
+    tools
+        JSON text of a list of schemas: the tools that the model was told of.
+    sampled_tokens
+        Tokens of the reply at the end of the context: earlier parts of the step sampled them.
+    thinking_end
+        Token ids of what ends the thinking: from there on the reply is read.
+    """
+
+    tools: str
+    sampled_tokens: int = 0
+    thinking_end: tuple[int, ...] = ()
+
+    def part_to_read(self, reply: Sequence[int], end_ids: Sequence[int]) -> list[int]:
+        """The tokens from the end of the thinking on, all where there is none, without a last one of `end_ids`."""
+        ids, end = list(reply), list(self.thinking_end)
+        if ids and ids[-1] in end_ids:
+            ids.pop()
+        found = (start for start in range(len(ids)) if end and ids[start : start + len(end)] == end)
+        return ids[next(found, 0) :]
+
+
+@dataclass(frozen=True, slots=True)
 class GenerateRequest:
     """One LLM step.
 

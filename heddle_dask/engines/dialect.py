@@ -70,6 +70,19 @@ class Dialect(Protocol):
 
 
 @runtime_checkable
+class ReadingDialect(Dialect, Protocol):
+    """The part of a `Dialect` for engines that read replies by parsers of their own."""
+
+    READ_PATH: str
+
+    def read_body(self, tools: str, prompt_ids: Sequence[int], token_ids: Sequence[int], /) -> bytes:
+        """The body of a request that reads a reply: JSON text of schemas, the end of its prompt, its tokens."""
+
+    def message_of_answer(self, body: bytes, /) -> Mapping[str, Any]:
+        """The reply as an assistant's message: ``content`` and ``tool_calls``."""
+
+
+@runtime_checkable
 class KvDialect(Dialect, Protocol):
     """The part of a `Dialect` for moves of KV between engines. An engine whose dialect lacks it moves none."""
 

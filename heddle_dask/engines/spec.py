@@ -63,6 +63,11 @@ class EngineOptions:
         """``"raw"`` or ``"processed"``: which logprobs a step returns."""
         return "raw"
 
+    @property
+    def reads_calls(self) -> bool:
+        """Whether the engine reads calls of tools by a parser of its own."""
+        return False
+
     def with_cost(self, cost: Mapping[str, Any]) -> Self:
         """The same options with another cost; unchanged for kinds that take none."""
         return self

@@ -161,6 +161,15 @@ class VllmOptions(EngineOptions):
         object.__setattr__(self, "extra_args", tuple(self.extra_args))  # JSON has lists only
         check_extra_arguments(self.extra_args)
 
+    @property
+    def reads_calls(self) -> bool:
+        """Whether `extra_args` name a parser of calls."""
+        return "--tool-call-parser" in self._argument_names
+
+    @property
+    def _argument_names(self) -> set[str]:
+        return {argument.partition("=")[0].replace("_", "-") for argument in self.extra_args}
+
 
 def vllm_options(options: EngineOptions) -> VllmOptions:
     """The options, known to be those of a vLLM engine."""
@@ -284,6 +293,8 @@ def vllm_command(
     for part in parts:
         argv += part.argv
         env |= part.env
+    if options.reads_calls and "--enable-auto-tool-choice" not in options._argument_names:
+        argv.append("--enable-auto-tool-choice")  # without it vLLM does not load the parser
     return EngineCommand((*argv, *options.extra_args), env)
 
 

@@ -36,6 +36,7 @@ HEALTH_PATH = "/health"
 MODELS_PATH = "/v1/models"
 CONFIGURATION_PATH = "/server_info?config_format=json"
 COUNTERS_PATH = "/metrics"
+READ_PATH = "/v1/chat/completions/derender"
 
 # Running steps are frozen, not ended. Without clear_cache vLLM drops KV here, and does not say whether it could.
 PAUSE_PATH = "/pause?mode=keep&clear_cache=false"
@@ -127,6 +128,19 @@ def one_token_body(
     if kv_transfer_params is not None:
         body["kv_transfer_params"] = kv_transfer_params
     return _compact(body).encode()
+
+
+def read_body(tools: str, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> bytes:
+    choice = {"index": 0, "token_ids": list(token_ids), "finish_reason": "stop"}
+    response = {"request_id": "read", "prompt_token_ids": list(prompt_ids), "choices": [choice]}
+    # vLLM renders no message of it; its parsers look at the tools.
+    asked = {"messages": [{"role": "user", "content": ""}], "tools": json.loads(tools)}
+    return _compact({"generate_response": response, "chat_request": asked}).encode()
+
+
+def message_of_answer(body: bytes) -> Mapping[str, Any]:
+    message: Mapping[str, Any] = json.loads(body)["choices"][0]["message"]
+    return message
 
 
 def export_params() -> dict[str, Any]:

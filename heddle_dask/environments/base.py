@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, SupportsFloat
 
 from heddle_dask.chat.reply_parts import answer_of
-from heddle_dask.chat.tool_calls import MalformedCall, ToolCall, parse_calls
+from heddle_dask.chat.tool_calls import MalformedCall, ReadReply, ToolCall, parse_calls
 from heddle_dask.core.errors import BadInput, encodable_text, is_finite
 from heddle_dask.core.needs import Needs
 from heddle_dask.core.sampling import StructuredOutput
@@ -91,6 +91,8 @@ class Reply:
         With ``generate(n=…)``, the replies of the forks: `n` - 1 of them.
     thinking_opened
         Whether the generation prompt ended with an opened thinking block.
+    read
+        What the engine's own parsers have read of it, where they have (``--tool-call-parser`` of vLLM).
     context
         The context in which this reply is the last step, to go on from. A copy that is pickled, such as an argument
         of `Context.call`, has None.
@@ -103,18 +105,25 @@ class Reply:
     engine_s: float = float("nan")
     alternatives: tuple[Reply, ...] = ()
     thinking_opened: bool = False
+    read: ReadReply | None = None
     # Typed for programs, whose replies all have one.
     context: Context = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
 
     @property
     def answer(self) -> str:
         """What it says behind its thinking (``<think>…</think>``); empty while the thinking has no end."""
-        return answer_of(self.text, thinking_opened=self.thinking_opened)
+        answer = answer_of(self.text, thinking_opened=self.thinking_opened)
+        if not answer or self.read is None or not self.read.content:
+            return answer
+        return answer_of(self.read.content)
 
     @property
     def calls(self) -> list[ToolCall | MalformedCall]:
         """The calls of tools in its answer, in order; also those that cannot be read. A cut reply has none."""
-        return parse_calls(self.answer) if self.finish_reason == "stop" else []
+        answer = answer_of(self.text, thinking_opened=self.thinking_opened)
+        if self.finish_reason == "length" or not answer:
+            return []
+        return list(self.read.calls) if self.read is not None and self.read.calls else parse_calls(answer)
 
     def __reduce__(self) -> tuple[type[Reply], tuple[Any, ...]]:
         values = (getattr(self, each.name) for each in fields(self) if each.name != "context")

@@ -55,11 +55,14 @@ class ToolTurns:
 
     Attributes
     ----------
+    schemas
+        JSON text of the schemas of all tools; empty: there are none.
     useless
         Number of the latest replies in a row that were cut, or called no tool that there is.
     """
 
     functions: Mapping[str, Function] = field(default_factory=dict)
+    schemas: str = ""
     useless: int = 0
 
     @property
@@ -85,6 +88,7 @@ class ToolTurns:
         }
         if len(self.functions) < sum(map(callable, given)):
             raise BadInput(f"tools: two functions have one name: {', '.join(self.functions)}")
+        self.schemas = json.dumps(schemas, default=str) if schemas else ""
         return schemas
 
     async def run(self, ctx: Context, reply: Reply, most_chars: int, **terms: Any) -> list[str]:

@@ -19,9 +19,12 @@ from importlib import util
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from heddle_dask.chat.template import ChatTemplate
+from heddle_dask.chat.tool_calls import ReadReply, ToolCall, format_call
+from heddle_dask.core.ids import StepId, TrajectoryId
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import (
@@ -30,13 +33,18 @@ from heddle_dask.engines.contract import (
     GenerateRequest,
     GenerateResult,
     KvTransferFailed,
+    ReplyReading,
     SamplingParams,
     VersionSpan,
 )
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.vllm_command import VllmOptions
 from heddle_dask.live.driver.programs.steps import tokens_to_stop
+from heddle_dask.live.wire.messages import StepCall
+from heddle_dask.live.worker.context_cache import CachedContext
+from heddle_dask.live.worker.reply_reading import read_by_engine
 
 MAX_MODEL_LEN = 2048
 SLOTS = 8
@@ -81,7 +89,8 @@ def _vllm_spec(directory: Path) -> EngineSpec:
         model = directory / "model"
         model.mkdir()
         _random_model(model)
-    return EngineSpec("vllm", str(model), slots=SLOTS, max_model_len=MAX_MODEL_LEN, dtype="float32")
+    options = VllmOptions(extra_args=("--tool-call-parser", "hermes"))
+    return EngineSpec("vllm", str(model), slots=SLOTS, max_model_len=MAX_MODEL_LEN, dtype="float32", options=options)
 
 
 def _emulated_spec() -> EngineSpec:
@@ -497,6 +506,40 @@ def test_nonsense_is_refused(engine, context, max_tokens):
         with pytest.raises(EngineRefused):
             await client.generate(_step(context, max_tokens))
         assert await client.healthy()
+
+    engine.tell(scenario)
+
+
+@pytest.mark.skipif(not (CHECKPOINT / "config.json").is_file(), reason="the shipped model's tokenizer is needed")
+def test_a_reply_is_read_by_the_engines_own_parser(engine):
+    """Behind its thinking, and without its end token; an engine without a parser refuses."""
+    template = ChatTemplate.load(str(CHECKPOINT))
+    thought = f"maybe {format_call('python', {'code': 'no'})}\n</think>\n"
+    reply = [*template._encode(thought + "So: " + format_call("python", {"code": "é"})), template.end_token_ids[0]]
+    prompt = template.render([{"role": "user", "content": "1+1?"}])
+    tools = json.dumps([{"type": "function", "function": {"name": "python", "parameters": {"type": "object"}}}])
+    # An earlier part of the step has sampled ten tokens of the reply.
+    context = CachedContext.of(np.array([*prompt, *reply[:10]], "<i4").tobytes())
+    call = StepCall(
+        "s",
+        StepId(TrajectoryId("t"), 0, 0),
+        0,
+        0,
+        b"",
+        SamplingParams(64, stop_token_ids=template.end_token_ids),
+        ReplyReading(tools, 10, template.thinking_end_ids),
+    )
+    made = GenerateResult(reply[10:], [0.0] * len(reply[10:]), "stop", 0, 0, 0.0, 0.0, 0.0)
+
+    async def scenario(client: EngineClient) -> None:
+        assert await read_by_engine(client, call, context, replace(made, finish_reason="abort")) == ""
+        if engine.emulated:
+            with pytest.raises(EngineRefused):
+                await read_by_engine(client, call, context, made)
+            return
+        read = ReadReply.of_message(json.loads(await read_by_engine(client, call, context, made)))
+        assert read.calls == (ToolCall("python", {"code": "é"}),)
+        assert read.content.strip().endswith("So:")
 
     engine.tell(scenario)
 

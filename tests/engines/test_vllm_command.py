@@ -322,6 +322,17 @@ def test_extra_arguments_come_last_and_kv_space_is_whole_gib(spec):
     assert command.env["OMP_NUM_THREADS"] == "3"
 
 
+def test_a_parser_of_calls_is_loaded_where_one_is_named(spec):
+    for extra in (("--tool-call-parser", "hermes"), ("--tool_call_parser=hermes",)):
+        options = VllmOptions(extra_args=extra)
+        argv = vllm_command(replace(spec, options=options), SOCKET, "cpu").argv
+        assert options.reads_calls and argv.count("--enable-auto-tool-choice") == 1
+    own = VllmOptions(extra_args=(*extra, "--enable-auto-tool-choice"))
+    assert vllm_command(replace(spec, options=own), SOCKET, "cpu").argv.count("--enable-auto-tool-choice") == 1
+    assert not VllmOptions().reads_calls
+    assert "--enable-auto-tool-choice" not in vllm_command(spec, SOCKET, "cpu").argv
+
+
 def test_a_model_by_name_may_be_downloaded(spec):
     command = vllm_command(replace(spec, model="Qwen/Qwen3-8B"), SOCKET, "gpu")
     assert "HF_HUB_OFFLINE" not in command.env

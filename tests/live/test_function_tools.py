@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,15 @@ import pytest
 from worlds.scripted_plane import ScriptedPlane, context_on, sampled
 
 from heddle_dask.chat.template import ChatTemplate
-from heddle_dask.chat.tool_calls import format_call
+from heddle_dask.chat.tool_calls import MalformedCall, ToolCall, format_call
 from heddle_dask.core.errors import BadInput
-from heddle_dask.environments.base import CUT, Task
+from heddle_dask.engines.contract import ReplyReading
+from heddle_dask.environments.base import CUT, Reply, Task
 from heddle_dask.environments.function_tools import ToolAgent, schema_of
 from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.programs.context import LiveContext
 from heddle_dask.live.wire.messages import ActionOutcome
+from heddle_dask.live.wire.result_codec import step_from_body
 
 SHOWS_TOOLS = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
 
@@ -168,3 +172,50 @@ def test_an_agent_of_tools_needs_no_loop_of_its_own(template: ChatTemplate) -> N
     endless = ScriptedPlane(*says(*[format_call("add", {"first": 2, "second": 3})] * 3))
     budget = Budget(max_steps=3)
     assert asyncio.run(agent.solve(task, context_on(endless, "", template=template, budget=budget))) == 0.0
+
+
+def test_calls_that_the_engine_has_read_go_before_those_read_here(template: ChatTemplate) -> None:
+    """Of a form that is not read here; thinking and cut replies call nothing all the same."""
+
+    def message(content: str | None, arguments: str) -> str:
+        return json.dumps({"content": content, "tool_calls": [{"function": {"name": "add", "arguments": arguments}}]})
+
+    read, wrong = message("So:", '{"first": 1, "second": 2}'), message(None, "x")
+    plane = ScriptedPlane(
+        sampled(*b"So: add(1, 2)", reason="stop", read=read),
+        sampled(*b"add(", reason="stop", read=wrong),
+        sampled(*b"<think>add(1, 2)", reason="stop", read=read),
+        sampled(*b"3", reason="stop", read=json.dumps({"content": "3"})),
+        sampled(*format_call("add", {}).encode(), reason="stop", read=json.dumps({"content": "unreadable"})),
+    )
+    lines: list[Any] = []
+    ctx = context_on(plane, "", template=template, journal=lines)
+    ctx._services = replace(ctx._services, engine_reads_calls=True)
+
+    async def replies() -> list[Reply]:
+        ctx.set_template(tools=[add])
+        ctx.append("user", "1+2?")
+        made = []
+        for _ in range(5):
+            made.append(await ctx.generate())
+            ctx.append("user", "and?")
+        return made
+
+    made = asyncio.run(replies())
+    assert [reply.answer for reply in made[:4]] == ["So:", "add(", "", "3"]
+    assert made[0].calls == [ToolCall("add", {"first": 1, "second": 2})]
+    assert isinstance(made[1].calls[0], MalformedCall)
+    assert [reply.calls for reply in made[2:]] == [[], [], [ToolCall("add", {})]]
+    asked = plane.calls[0].reading
+    assert asked is not None and json.loads(asked.tools) == [schema_of(add)]
+    assert template.decode([*asked.thinking_end, 0]).startswith("</think>")
+    again = step_from_body(lines[0][1])
+    assert again.read == read, "a resumed run reads no reply again"
+
+
+def test_a_reply_is_read_from_the_end_of_its_thinking_on() -> None:
+    reading = ReplyReading("[]", 0, (7, 8))
+    assert reading.part_to_read([1, 7, 8, 2, 7, 8, 3, 0], (0,)) == [7, 8, 2, 7, 8, 3]
+    assert reading.part_to_read([1, 7, 2], (0,)) == [1, 7, 2]
+    assert ReplyReading("[]").part_to_read([1, 0], (0,)) == [1]
+    assert reading.part_to_read([0], (0,)) == []

@@ -66,6 +66,7 @@ RESULT = StepResult(
     engine_id="e",
     generated=GenerateResult((1,), (-0.5,), "stop", 4, 7, 0.1, 0.2, 0.3, (VersionSpan(7, 0, 1),)).packed(),
     engine_s=0.6,
+    read='{"content": "4"}',
 )
 OUTCOME = ActionOutcome("raised", b"value", "message", "detail", "h", 2, 0.5, "tcp://w", 0.25, 0.125, "output")
 LINE = [["StepCancelled", 0.5, ["t/0", 3, 1]], []]

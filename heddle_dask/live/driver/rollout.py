@@ -428,6 +428,7 @@ class Rollout:
             sampling=self.sampling,
             retries=self.retries,
             pools=self.pools,
+            engine_reads_calls=self.spec.options.reads_calls,
             clock=self._clock,
             journal=files.journal,
         )

@@ -13,7 +13,7 @@ from heddle_dask.core.events import StepDelivered, StepFinished
 from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest
 from heddle_dask.core.resources import CPUS, Resources
-from heddle_dask.engines.contract import NOTHING_GENERATED, GenerateResult, SamplingParams
+from heddle_dask.engines.contract import NOTHING_GENERATED, GenerateResult, ReplyReading, SamplingParams
 from heddle_dask.live.wire.codec import WireValue
 from heddle_dask.live.wire.envelopes import UNSTAMPED
 
@@ -92,6 +92,7 @@ class StepCall:
     # Little-endian int32 ids that follow it. With ``base_tokens == 0`` this is the whole context.
     delta: bytes
     sampling: SamplingParams
+    reading: ReplyReading | None = None  # how its engine is to read the reply; None: not
 
     @property
     def body_bytes(self) -> int:
@@ -122,6 +123,7 @@ class StepResult(WireValue):
     engine_s: float = float("nan")
     address: str = ""  # of the Dask worker that holds this result
     message: str = ""
+    read: str = ""  # JSON text of the message that the engine has read; empty: it was not asked
 
 
 End = TypeVar("End", bound=StepFinished)

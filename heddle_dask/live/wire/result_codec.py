@@ -31,7 +31,7 @@ def step_body(step_index: int, context: npt.NDArray[np.int32], result: StepResul
     body["version_spans"] = [list(astuple(span)) for span in made.version_spans]
     body["token_ids"] = _text(np.asarray(made.token_ids, "<i4"))
     body["logprobs"] = _text(np.asarray(made.logprobs, "<f4"))
-    return body
+    return body | {"read": result.read} if result.read else body
 
 
 def _text(values: npt.NDArray[Any]) -> str:
@@ -46,7 +46,7 @@ def step_from_body(body: Mapping[str, Any]) -> StepResult:
         version_spans=tuple(VersionSpan(*span) for span in body["version_spans"]),
         **{name: body[name] for name in _FACTS if name in body or name not in _LATER},
     )
-    return StepResult(body["status"], body["engine_id"], generated, body["run_s"])
+    return StepResult(body["status"], body["engine_id"], generated, body["run_s"], read=body.get("read", ""))
 
 
 def context_crc(context: npt.NDArray[np.int32]) -> int:

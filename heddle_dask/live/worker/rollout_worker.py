@@ -86,6 +86,7 @@ from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
 from heddle_dask.live.worker.context_mover import ContextMover
 from heddle_dask.live.worker.engine_host import EngineHost, Watch, visible_gpus
 from heddle_dask.live.worker.own_gpus import node_name
+from heddle_dask.live.worker.reply_reading import read_by_engine
 from heddle_dask.live.worker.weight_keeper import WeightKeeper
 
 PLUGIN_NAME = ENGINE_PLUGIN
@@ -314,14 +315,15 @@ class RolloutWorker(WorkerPlugin):
             only = placement.prefill_only and can_stop_after_prompt(call)
             asked = replace(call, sampling=replace(call.sampling, max_tokens=1)) if only else call
             result = await self._generate(client, asked, context, placement.priority)
+            if only and result.finish_reason == "length":  # it goes on elsewhere, as a preempted step does
+                result = replace(result, finish_reason="abort")
+            read = await read_by_engine(client, call, context, result)
         except EngineUnreachable as error:
             return self._failed(call, engine_id, "engine-lost", str(error))
         except EngineRefused as error:
             return self._failed(call, engine_id, "refused", str(error))
-        if only and result.finish_reason == "length":  # it goes on elsewhere, as a preempted step does
-            result = replace(result, finish_reason="abort")
         run_s = time.perf_counter() - started_s
-        return self._told(call, self._answer(call, context, result, engine_id, run_s))
+        return self._told(call, replace(self._answer(call, context, result, engine_id, run_s), read=read))
 
     def _told(self, call: StepCall, answer: StepResult) -> StepResult:
         """The answer, pushed to the driver, and reported when the task has ended."""

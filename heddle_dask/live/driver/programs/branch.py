@@ -42,6 +42,7 @@ class Services:
     journal: Callable[[str, dict[str, Any]], None]  # takes a result, by its kind, when it arrives
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     pools: Pools = field(default_factory=Pools)
+    engine_reads_calls: bool = False  # whether engines read calls of tools by a parser of their own
 
 
 @dataclass(slots=True)

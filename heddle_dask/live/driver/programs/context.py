@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,12 +16,13 @@ from typing import Any
 import numpy as np
 
 from heddle_dask.chat.reply_parts import OPEN
+from heddle_dask.chat.tool_calls import ReadReply
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.needs import Needs
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.core.sampling import StructuredOutput
-from heddle_dask.engines.contract import GenerateResult, SamplingParams, VersionSpan
+from heddle_dask.engines.contract import GenerateResult, ReplyReading, SamplingParams, VersionSpan
 from heddle_dask.environments.actions import FunctionCall, ServiceCall
 from heddle_dask.environments.base import NO_PROGRESS, Context, Reply, Role
 from heddle_dask.environments.function_tools import ToolTurns
@@ -230,6 +232,7 @@ class LiveContext(Context):
             came_from=self.steps[-1].engine_id if self.steps else "",
             attempt=self._given_up,
             send_all=self._given_up > 0,
+            reading=self._reading(),
         )
 
     async def _finish_step(self) -> None:
@@ -319,8 +322,14 @@ class LiveContext(Context):
             finish_reason="stop" if last.generated.finish_reason == "stop" else "length",
             engine_s=step.engine_s,
             thinking_opened=self._thinking_opened(step.start),
+            read=ReadReply.of_message(json.loads(last.read)) if last.read else None,
             context=self,
         )
+
+    def _reading(self) -> ReplyReading | None:
+        if not (self._services.engine_reads_calls and self._tools.schemas):
+            return None
+        return ReplyReading(self._tools.schemas, thinking_end=self._input.template.thinking_end_ids)
 
     def _thinking_opened(self, start: int) -> bool:
         tail = self.record.token_ids[max(0, start - _TAIL_TOKENS) : start].tolist()

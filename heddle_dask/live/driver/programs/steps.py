@@ -18,7 +18,7 @@ from heddle_dask.core.errors import BadInput, check_count
 from heddle_dask.core.ids import StepId
 from heddle_dask.core.nouns import StepRequest
 from heddle_dask.core.sampling import StructuredOutput, check_sampling, check_seed, checked_stop
-from heddle_dask.engines.contract import SamplingParams
+from heddle_dask.engines.contract import ReplyReading, SamplingParams
 from heddle_dask.live.driver.connection.submission import Interrupted
 from heddle_dask.live.driver.options import Budget, Sampling
 from heddle_dask.live.driver.programs.branch import BranchPort, ReplayDiverged
@@ -130,6 +130,7 @@ class OpenStep:
     decode_s: float = 0.0
     engine_s: float = 0.0
     last: StepResult | None = None
+    reading: ReplyReading | None = None  # how the engine is to read the reply
 
     @property
     def finished(self) -> bool:
@@ -267,6 +268,7 @@ class StepAnswers:
             base_crc=base_crc,
             delta=delta,
             sampling=replace(step.sampling, max_tokens=step.tokens_left, seed=self._seed_of(step)),
+            reading=None if step.reading is None else replace(step.reading, sampled_tokens=step.generated),
         )
         try:
             return await self._port.services.submitter.step(call, request)
@@ -359,7 +361,7 @@ def cut_at_stop(result: StepResult, tokens: int) -> StepResult:
             replace(span, stop=min(span.stop, tokens)) for span in whole.version_spans if span.start < tokens
         ),
     )
-    return replace(result, status="ok", generated=cut)
+    return replace(result, status="ok", generated=cut, read="" if tokens < len(whole.token_ids) else result.read)
 
 
 async def side_by_side(coroutines: Sequence[Coroutine[None, None, None]]) -> None:
