@@ -88,7 +88,8 @@ def _in_words(order: Sequence[PlayedCandidate], price: float | None) -> str:
     money = "" if price is None else f", {best.gpu_hours_per_thousand * price:,.2f} in money"
     said = (
         f"{best.gpus} GPUs: {best.candidate.engines}; {best.steps_per_s:,.1f} steps/s, "
-        f"{best.trajectories_per_h:,.0f} trajectories/h, {best.gpu_hours_per_thousand:,.2f} GPU hours{money} per 1,000 trajectories"
+        f"{best.trajectories_per_h:,.0f} trajectories/h, "
+        f"{best.gpu_hours_per_thousand:,.2f} GPU hours{money} per 1,000 trajectories"
     )
     if len(order) > 1:
         ratios = ratios_by_seed(best, order[1])

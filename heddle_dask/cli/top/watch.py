@@ -73,14 +73,14 @@ def _of_run(run: Path | None) -> Path:
     if run is not None:
         if not run.name.removesuffix(".zarr"):
             raise BadInput(f"{str(run)!r} names no run: give a path such as runs/RUN.zarr")
-        found = _latest([logs_path(run)])
+        found = _latest([logs_path(run), logs_path(run / "rollout.zarr")])
         if found is None:
             raise BadInput(
                 f"no rollout to {run} with a cluster of its own runs on this machine: "
                 "for another cluster use --scheduler or --scheduler-file"
             )
         return found
-    found = _latest(RUNS.glob("*.logs"))
+    found = _latest(path for pattern in ("*.logs", "*/rollout.logs") for path in RUNS.glob(pattern))
     if found is None:
         raise BadInput(
             f"no rollout with a cluster of its own runs in {RUNS}/: give its RUN.zarr, --scheduler or --scheduler-file"

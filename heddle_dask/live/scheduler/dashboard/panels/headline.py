@@ -65,13 +65,14 @@ def headline_view(snapshot: RunSnapshot) -> View:
         _tile("engines", len(ready), "engines", f"{style.count(lost)} lost" if lost else ""),
         _reward_tile(snapshot.rewards),
     ]
+    title = f"{style.escape(snapshot.title)}, " if snapshot.title != snapshot.session else ""
     missing = (
         f' <span class="bad">{style.count(snapshot.lines_missing)} events are missing in these figures</span>'
         if snapshot.lines_missing
         else ""
     )
     about = (
-        f'<div class="sub">{style.escape(snapshot.title)}, session {style.escape(snapshot.session)} ({state}), '
+        f'<div class="sub">{title}session {style.escape(snapshot.session)} ({state}), '
         f"strategy {style.escape(snapshot.strategy)}, {style.duration(snapshot.now_s)} since it began, journal offset "
         f'<b class="heddle-journal-offset" data-offset="{snapshot.journal_offset}">'
         f"{style.count(snapshot.journal_offset)}</b> events{missing}{_runs(snapshot)}</div>"
