@@ -54,7 +54,8 @@ test-long: browser $(CRDS)
 test-slurm: $(STAMP)
 	PYTHON=$(BIN)/python sh scripts/test_slurm.sh
 
-# On a machine with a GPU, in an environment with the extra `gpu`: make gpu BIN=ENVIRONMENT/bin. Rows: gpu-rows.jsonl.
+# On a machine with a GPU, in an environment with the extras gpu, train, bench and dev: make gpu BIN=ENVIRONMENT/bin.
+# Rows: gpu-rows.jsonl.
 gpu:
 	$(BIN)/python -m benchmarks gpu $(GPU_ARGS)
 

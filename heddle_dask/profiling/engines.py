@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from os import environ, getloadavg, sched_getaffinity
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,10 @@ def _load_average(on_progress: Callable[[str], None]) -> float:
     return load
 
 
+def _tell_phase(on_progress: Callable[[str], None], number: int, phase: str) -> None:
+    on_progress(f"engine {number}: {phase}")
+
+
 def on_gpus_of_their_own(spec: EngineSpec, count: int, variables: Mapping[str, str]) -> list[EngineSpec]:
     """So many engines, with the GPUs of each where they use some and name none."""
     if spec.devices or not engine_kind(spec.kind).uses_gpus():
@@ -132,7 +137,10 @@ async def _started(
     """Clients of engines that `stack` stops, and the seconds until all engines answered."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-profile-")))
     specs = on_gpus_of_their_own(spec, count, environ)
-    processes = [EngineProcess(each, directory / str(number)) for number, each in enumerate(specs)]
+    processes = [
+        EngineProcess(each, directory / str(number), on_phase=partial(_tell_phase, on_progress, number))
+        for number, each in enumerate(specs)
+    ]
     for process in processes:
         stack.push_async_callback(process.stop)
     on_progress(f"starting {count} engines" if count > 1 else "starting the engine")
