@@ -42,8 +42,8 @@ class Task:
     group
         Name of a group of several tasks, for predictors; empty: the attempts at this task are the group.
     known_tokens, known_tools_s, known_observed_tokens
-        Generated tokens, tool seconds and observation tokens of an attempt, if known beforehand (a replay); else 0.
-        Oracles read them.
+        Generated tokens, tool seconds and observation tokens of an attempt, if known beforehand (a replay); else 0,
+        which any number that is not finite becomes. Oracles read them.
     prompt_tokens
         Length of the first context, for admission, placement and predictor; 0: estimated from `prompt`.
     domain
@@ -71,6 +71,10 @@ class Task:
             text = getattr(self, name)
             if isinstance(text, str) and not text.isascii():
                 object.__setattr__(self, name, encodable_text(text))
+        for name in ("known_tokens", "known_tools_s", "known_observed_tokens", "prompt_tokens", "message_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, float) and not math.isfinite(value):
+                object.__setattr__(self, name, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Inputs of a run by their content: the payloads of tasks, and what a function of the user does.
+"""Inputs of a run by their content: the payloads of tasks, roots of sandboxes, and what a function of the user does.
 
 Of a function, comments, line breaks and places of files do not count.
 """
@@ -9,15 +9,18 @@ import ast
 import functools
 import inspect
 import json
+import os
 import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import sha256
+from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from heddle_dask.environments.base import Task
 
+_END_BYTES = 1 << 20
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
@@ -48,6 +51,31 @@ def _plain(value: Any) -> Any:
     if callable(getattr(value, "tolist", None)):
         return _plain(value.tolist())
     return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+
+
+def root_digest(root: str) -> str:
+    """Digest of an image by its size and its ends, or of a directory by names, sizes and times of its files.
+
+    Empty for what is not on this machine.
+    """
+    path = Path(root)
+    digest = sha256()
+    if path.is_file():
+        with path.open("rb") as image:
+            digest.update(image.read(_END_BYTES))
+            size = image.seek(0, os.SEEK_END)
+            image.seek(max(0, size - _END_BYTES))
+            digest.update(f"{size}".encode() + image.read())
+    elif path.is_dir():
+        for folder, folders, files in os.walk(path):
+            folders.sort()
+            for name in sorted(files):
+                status = os.lstat(os.path.join(folder, name))
+                told = (os.path.relpath(folder, path), name, status.st_size, int(status.st_mtime))
+                digest.update(repr(told).encode(errors="surrogateescape"))
+    else:
+        return ""
+    return digest.hexdigest()[:16]
 
 
 def code_digest(function: Any) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.environments.base import Reward
+from heddle_dask.environments.base import Reward, Task
 
 
 @pytest.mark.parametrize("value", [1, 0.5, True, np.float32(0.5), np.int64(3), Fraction(1, 2)])
@@ -30,6 +30,11 @@ def test_a_number_that_is_not_finite_is_unknown_and_says_so(value: Any) -> None:
     part = Reward(0.5, parts={"a": 1, "b": value})
     assert (part.value, part.parts) == (0.5, {"a": 1.0})
     assert part.unknown.startswith("its part 'b' is ")
+
+
+def test_a_task_whose_length_is_not_finite_has_an_unknown_one() -> None:
+    task = Task("a", "b", known_tokens=math.inf, known_tools_s=math.nan)  # type: ignore[arg-type]
+    assert (task.known_tokens, task.known_tools_s) == (0, 0)
 
 
 @pytest.mark.parametrize("value", ["1.0", [1.0], {"value": 1.0}, object(), 1j])

@@ -27,6 +27,7 @@ from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.engines.contract import GenerateResult
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.functions import FunctionEnvironment
+from heddle_dask.environments.input_identity import root_digest
 from heddle_dask.live.driver.files import run_writer
 from heddle_dask.live.driver.files.resume import unfinished
 from heddle_dask.live.driver.files.run_files import RunFiles
@@ -34,6 +35,7 @@ from heddle_dask.live.driver.files.run_writer import RunWriter, journal_path
 from heddle_dask.live.driver.inputs.rollout_inputs import Output, WriteMode
 from heddle_dask.live.driver.programs.action_results import value_body
 from heddle_dask.live.driver.programs.attempts import Attempt
+from heddle_dask.live.driver.programs.sandbox_roots import SandboxRoots
 from heddle_dask.live.wire.messages import StepResult
 from heddle_dask.live.wire.result_codec import step_body
 from heddle_dask.records.journal import Journal, JournalReader
@@ -406,3 +408,30 @@ def test_each_session_that_reaches_its_engines_counts(tmp_path: Path) -> None:
         asyncio.run(session(mode, has_engines=has_engines))
         counts.append(RunReader(out).metadata.get("sessions"))
     assert counts == [1, 1, 2, 3]
+
+
+def test_a_run_whose_sandbox_root_has_changed_is_refused_or_the_change_accepted(tmp_path: Path) -> None:
+    root, out = tmp_path / "root", tmp_path / "run.zarr"
+    (root / "bin").mkdir(parents=True)
+    (root / "bin" / "tool").write_text("1")
+
+    async def session(mode: str, *, accepts: bool = False) -> list[str]:
+        writer = RunWriter(out, mode, {}, accepts=accepts)  # type: ignore[arg-type]
+        roots = SandboxRoots(writer.journal)
+        for place in (str(root), str(root), "", "/no/such/root"):
+            await roots.used(place)
+        await writer.close()
+        return writer.accepted
+
+    asyncio.run(session("create"))
+    assert asyncio.run(session("resume")) == []
+    (root / "bin" / "tool").write_text("22")
+    with pytest.raises(BadInput, match=f"other files in the sandbox root {root}.*--accept-changes"):
+        asyncio.run(session("append"))
+    assert asyncio.run(session("append", accepts=True)) == [f"other files in the sandbox root {root}"]
+    assert asyncio.run(session("resume")) == []
+    image = tmp_path / "image.sif"
+    image.write_bytes(bytes(3 << 20))
+    before = root_digest(str(image))
+    image.write_bytes(bytes((3 << 20) - 1) + b"1")
+    assert root_digest(str(image)) != before

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
-from heddle_dask.core.errors import BadInput, HeddleError, check_count, check_keys
+from heddle_dask.core.errors import BadInput, HeddleError, check_count, check_keys, check_seconds
 from heddle_dask.core.resources import ModelService
 
 Input = str | Sequence[int]
@@ -132,6 +132,8 @@ class ServiceSpec:
         object.__setattr__(self, "gpus", _sizes(where, self.gpus))
         for name in ("batch", "max_tokens"):
             check_count(f"{where}: {name}", getattr(self, name))
+        for seconds in self.load_s:
+            check_seconds(f"{where}: load_s", seconds)
         object.__setattr__(self, "load_s", tuple(map(float, self.load_s)))
         if self.load_s and len(self.load_s) != len(self.gpus):
             raise BadInput(f"{where}: load_s has {len(self.load_s)} values for {len(self.gpus)} sizes: give one each")

@@ -46,6 +46,7 @@ from heddle_dask.live.driver.inputs.telemetry import SpanSender, Telemetry
 from heddle_dask.live.driver.options import Budget, Engines, Sampling
 from heddle_dask.live.driver.programs.attempts import attempts_of
 from heddle_dask.live.driver.programs.branch import Services
+from heddle_dask.live.driver.programs.sandbox_roots import SandboxRoots
 from heddle_dask.live.driver.runs.loop_watch import LoopWatch
 from heddle_dask.live.driver.runs.runner import AttemptFeed, Driver, ListFeed, notice_line, progress_of
 from heddle_dask.live.driver.runs.shown_progress import ShownProgress
@@ -431,6 +432,7 @@ class Rollout:
             engine_reads_calls=self.spec.options.reads_calls,
             clock=self._clock,
             journal=files.journal,
+            roots=SandboxRoots(files.journal),
         )
 
     def _clock(self) -> float:

@@ -7,14 +7,14 @@ input, unless the user accepts the change."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Task
-from heddle_dask.environments.input_identity import payloads_digest, prompts_digest
+from heddle_dask.environments.input_identity import payloads_digest, prompts_digest, root_digest
 from heddle_dask.environments.task_sources import TaskSource
 from heddle_dask.live.driver.options import Sampling
 
@@ -112,6 +112,23 @@ def check_continues(
             changed.append(_CHANGED[name].format_map(described))
     if changed and not accepts:
         raise BadInput(f"{out} was made with {changed[0]}: it can only be {verb} with the same; to accept it: {ACCEPT}")
+    return changed
+
+
+def check_roots(out: Path, recorded: Iterable[Mapping[str, Any]], *, accepts: bool) -> list[str]:
+    """The same for the roots of sandboxes, as the journal has them (`SandboxRoots`); those elsewhere are not compared.
+
+    Raises
+    ------
+    BadInput
+        A root has other files than before.
+    """
+    known = {str(body.get("root")): body.get("digest") for body in recorded}
+    changed = [
+        f"other files in the sandbox root {root}" for root, was in known.items() if root_digest(root) not in ("", was)
+    ]
+    if changed and not accepts:
+        raise BadInput(f"{out} was made with {changed[0]}: go on with the same; to accept it: {ACCEPT}")
     return changed
 
 

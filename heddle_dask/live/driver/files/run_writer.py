@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput, WriteFailed
-from heddle_dask.live.driver.files.continuation import check_continues
+from heddle_dask.live.driver.files.continuation import check_continues, check_roots
 from heddle_dask.live.driver.inputs.rollout_inputs import WriteMode
+from heddle_dask.live.driver.programs.sandbox_roots import ROOT_LINE
 from heddle_dask.records.journal import Compaction, Journal, JournalReader
 from heddle_dask.records.journal_lines import RESULTS, JournalRecord
 from heddle_dask.records.reader import RunReader
@@ -104,6 +105,8 @@ class RunWriter:
             recorded = RunReader(self.out).metadata
             resumes = mode == "resume"
             self.accepted = check_continues(self.out, recorded, metadata, resumes=resumes, accepts=self._accepts)
+            roots = (body for _, body, _ in JournalReader(self._journal.path, {ROOT_LINE}))
+            self.accepted += check_roots(self.out, roots, accepts=self._accepts)
             recover(self._journal.path, store)
             self.batches = counted(recorded, "batches", 0)
             self._facts = list(recorded.get("batch_facts", []))

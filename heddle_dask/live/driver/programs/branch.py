@@ -20,6 +20,7 @@ from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.live.driver.connection.submission import Submitter
 from heddle_dask.live.driver.inputs.pools import Pools
 from heddle_dask.live.driver.options import Budget, Sampling
+from heddle_dask.live.driver.programs.sandbox_roots import SandboxRoots
 from heddle_dask.live.wire.result_codec import step_from_body
 
 
@@ -43,6 +44,7 @@ class Services:
     retries: RetryPolicy = field(default_factory=RetryPolicy)
     pools: Pools = field(default_factory=Pools)
     engine_reads_calls: bool = False  # whether engines read calls of tools by a parser of their own
+    roots: SandboxRoots = field(default_factory=SandboxRoots)
 
 
 @dataclass(slots=True)

@@ -109,6 +109,7 @@ class LiveSandbox:
         needs: Needs | None = None,
         cpus: Given | None = None,
     ) -> Any:
+        await self._port.services.roots.used(self._spec.root)
         async with self._one_at_a_time:
             if self._closed:
                 raise RuntimeError("sandbox: it was closed")
