@@ -129,6 +129,11 @@ def test_arguments_as_text_are_read() -> None:
     assert parse_calls(text) == [ToolCall("a", {"code": "1"})]
 
 
+def test_a_lone_surrogate_in_the_arguments_is_an_escape() -> None:
+    text = '<tool_call>{"name": "a", "arguments": {"\\udc80": ["\\ud800", 1, {"x": "é"}]}}</tool_call>'
+    assert parse_calls(text) == [ToolCall("a", {"\\udc80": ["\\ud800", 1, {"x": "é"}]})]
+
+
 # Tasks.
 
 

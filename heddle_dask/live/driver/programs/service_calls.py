@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, encodable_text
 from heddle_dask.core.needs import Needs
 from heddle_dask.engines.model_services.spec import Answers, Input, ServiceSpec
 from heddle_dask.environments.actions import FunctionCall, ServiceCall
@@ -57,7 +57,7 @@ def checked_inputs(service: ServiceSpec, inputs: Any) -> list[Input]:
     _check_answers(service, "score")
     if isinstance(inputs, str | bytes) or not isinstance(inputs, Sequence) or not inputs:
         raise BadInput(f"score: inputs is {_short(inputs)}: use a list of texts or of lists of token ids")
-    return [each if isinstance(each, str) else _ids("score: an input", each) for each in inputs]
+    return [encodable_text(each) if isinstance(each, str) else _ids("score: an input", each) for each in inputs]
 
 
 def checked_tokens(service: ServiceSpec, token_ids: Any, start: object) -> list[int]:
