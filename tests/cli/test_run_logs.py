@@ -124,3 +124,13 @@ def test_a_directory_that_cannot_be_made_is_one_line(out: Path) -> None:
 
     with pytest.raises(BadInput, match=f"cannot write logs to .*session-1: {os.strerror(17)}"):
         asyncio.run(open_logs())
+
+
+def test_a_log_that_cannot_be_cut_is_not_what_ends_the_run(tmp_path: Path) -> None:
+    async def fail() -> None:
+        async with RunLogs(tmp_path / "x.zarr", "create").kept() as path:
+            (path / "folder.log").mkdir()  # as a read-only disk: it cannot be opened for writing
+            raise BadInput("no space")
+
+    with pytest.raises(BadInput, match="no space"):
+        asyncio.run(fail())

@@ -108,15 +108,18 @@ def log_tail(path: Path) -> str:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
-    except FileNotFoundError:
+    except OSError:
         return ""
     return " | ".join([line.strip()[:_TAIL_LINE_CHARS] for line in lines if line.strip()][-_TAIL_LINES:])
 
 
 def bound_logs(directory: Path, most_bytes: int = KEPT_BYTES) -> None:
-    """Cut each log that is longer than `most_bytes` to its last `KEPT_BYTES`; a program may go on writing to it."""
+    """Cut each log that is longer than `most_bytes` to its last `KEPT_BYTES`; a program may go on writing to it.
+
+    What cannot be written, on a disk that has become read-only, stays as it is: that is not what ended the run.
+    """
     for path in directory.rglob("*.log"):
-        with contextlib.suppress(FileNotFoundError), path.open("r+b") as file:
+        with contextlib.suppress(OSError), path.open("r+b") as file:
             size = file.seek(0, os.SEEK_END)
             if size <= most_bytes:
                 continue
