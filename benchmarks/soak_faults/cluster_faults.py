@@ -64,7 +64,7 @@ class StandingCluster(Fault):
             prefix = ["ip", "netns", "exec", "far"] if side == "far" else []
             for kind, tags in (("rollout", {ENGINE_RESOURCE: 1}), ("tool", {TOOL_RESOURCE: 2})):
                 name = f"{kind}-{side}"
-                words = worker_arguments(address, name, tags, place.temporary, ["--host", host])
+                words = worker_arguments(address, name, tags, place.folder / "scratch", ["--host", host])
                 self._launched(place, started, name, words, prefix)
         return address
 
@@ -77,7 +77,7 @@ class StandingCluster(Fault):
         prefix: Sequence[str] = (),
     ) -> SupervisedProcess:
         env = {**place.environment(self.span_s), **QUICK_LOOP}
-        env["DASK_TEMPORARY_DIRECTORY"] = str(place.temporary)
+        env["DASK_TEMPORARY_DIRECTORY"] = str(place.folder / "scratch")
         argv = [*prefix, sys.executable, "-m", "dask", *words]
         process = SupervisedProcess(argv, place.folder / "logs", name, env=env)
         process.launch()

@@ -10,7 +10,7 @@ from typing import Any
 import dask
 import psutil
 import pytest
-from worlds.live_agents import ToolAgent, always_die, count_and_maybe_die, echo_tool
+from worlds.live_agents import ToolAgent, always_die, count_and_maybe_die, echo_tool, lose_both
 from worlds.live_world import (
     cluster,
     control_lines,
@@ -178,6 +178,19 @@ def test_actions_of_a_killed_tool_worker_run_again(model_dir: str, tmp_path: Pat
     assert batch.counts == {"completed": 4}
     rewards = {record.task_id: record.reward for record in batch}
     assert rewards == {"t0": 2.0, "t1": 0.0, "t2": 0.0, "t3": 0.0}
+
+
+def test_calls_of_a_tool_worker_that_is_lost_with_another_worker_run_again(model_dir: str) -> None:
+    async def body() -> Any:
+        async with cluster(engines=2, tool_workers=2) as (_, client):
+            agent = ToolAgent(steps=2, tool_s=1.0)
+            rollout = Rollout(client, env=agent, model=model_dir, engines=emulated(model_dir))
+            running = asyncio.ensure_future(rollout.run(4))
+            while not await client.run_on_scheduler(lose_both):
+                await asyncio.sleep(0.01)
+            return await running
+
+    assert run(body()).counts == {"completed": 4}
 
 
 class PoisonedTool(ToolAgent):

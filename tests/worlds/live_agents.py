@@ -13,6 +13,7 @@ from typing import Any
 
 import cloudpickle
 import psutil
+from distributed import Scheduler
 
 from heddle_dask.engines.contract import GenerateResult
 from heddle_dask.environments.base import Context, Task
@@ -40,6 +41,16 @@ async def always_die() -> None:
     """Kill the worker that runs this: it has started the fork server, and that this process."""
     psutil.Process().parents()[1].kill()
     await asyncio.sleep(600)
+
+
+async def lose_both(dask_scheduler: Scheduler) -> bool:
+    """A tool worker that has calls, and a rollout worker, in one turn of the loop, as with a node or a network."""
+    lost = {str(ws.name): ws for ws in dask_scheduler.workers.values() if ws.name in ("tool-0", "rollout-0")}
+    if not lost["tool-0"].processing:
+        return False
+    addresses = [lost[name].address for name in ("tool-0", "rollout-0")]
+    await asyncio.gather(*(dask_scheduler.remove_worker(address, stimulus_id="test") for address in addresses))
+    return True
 
 
 class ToolAgent:

@@ -220,11 +220,16 @@ class SessionEvents:
     # -- of Dask -----------------------------------------------------------------------------------
 
     def reclaim_stranded(self) -> list[Key]:
-        """Hold the session's tasks that Dask sent back to "no-worker" because their worker died; returns their keys."""
+        """Hold the session's tasks that Dask sent back to "no-worker" because their worker died; returns their keys.
+
+        One that is bound to a living worker has just been dispatched there, and goes at the next turn of the loop: two
+        workers that die in one turn (a node, a network) are two losses.
+        """
         reclaimed: list[Key] = []
         for ts in list(self._scheduler.unrunnable):
             key: Any = ts.key
-            if is_key_of(self.session.session_id, key) and key not in self.session.held:
+            dispatched = ts.worker_restrictions and ts.worker_restrictions <= self._scheduler.workers.keys()
+            if is_key_of(self.session.session_id, key) and key not in self.session.held and not dispatched:
                 dask.reset_suspicion(ts)
                 dask.hold(ts)
                 self.session.held[key] = None
