@@ -12,6 +12,7 @@ from typing import Any
 
 import dask
 import pytest
+from dask.utils import key_split
 from distributed import Client, LocalCluster, Scheduler, Worker, get_worker
 from distributed.diagnostics.plugin import SchedulerPlugin, WorkerPlugin
 from worlds.dask_cluster import with_cluster
@@ -286,7 +287,7 @@ def test_a_worker_plugin_hears_of_an_end_before_the_scheduler_does() -> None:
     with_cluster(body)
 
 
-def test_stream_intervals_can_be_shortened() -> None:
+def test_streams_can_be_quick_and_keep_nothing_of_what_they_sent() -> None:
     async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
         internals.shorten_worker_interval(scheduler, workers[0].address, 0.001)
         internals.shorten_client_report_interval(scheduler, client.id, 0.001)
@@ -297,7 +298,21 @@ def test_stream_intervals_can_be_shortened() -> None:
         assert workers[0].batched_stream.interval == 0.001
         assert client.scheduler_comm is not None
         assert client.scheduler_comm.interval == 0.001
+        sent = client.scheduler_comm.batch_count
         assert await client.submit(lambda: 7) == 7
+        assert client.scheduler_comm.batch_count > sent and not client.scheduler_comm.recent_message_log
+
+    with_cluster(body)
+
+
+def test_the_cache_of_task_names_holds_whole_keys_and_can_be_emptied() -> None:
+    internals.forget_task_names(most=0)
+
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        await client.gather(client.map(abs, range(8), key=[("llm", "s", n) for n in range(8)]))
+        assert key_split.cache_info().currsize >= 8
+        internals.forget_task_names(most=4)
+        assert key_split.cache_info().currsize == 0
 
     with_cluster(body)
 

@@ -424,6 +424,7 @@ class HeddleScheduler(SchedulerPlugin):
     @hook
     def _look(self) -> None:
         self._watch.look(self.scheduler)
+        dask.forget_task_names()
 
     def _clear_services(self) -> None:
         """Have all hosts of model services end them: no session knows their copies any more."""

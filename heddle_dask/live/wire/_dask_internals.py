@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from dask.utils import key_split
 from distributed import Client, Future, Scheduler, Status, Worker
+from distributed.batched import BatchedSend
 from distributed.core import rpc
 from distributed.scheduler import TaskState, WorkerState
 from distributed.scheduler import heartbeat_interval as heartbeat_interval
@@ -300,25 +303,37 @@ def results_needed(worker: WorkerState) -> int:
     return sum(len(ts.who_has or ()) < 2 and bool(ts.who_wants or ts.waiters) for ts in worker.has_what)
 
 
+def _tune(stream: BatchedSend, interval_s: float) -> None:
+    """Send sooner, and keep nothing: Dask keeps the last 1,000 messages of each stream, with all that tasks carry."""
+    stream.interval = interval_s
+    stream.recent_message_log = deque(maxlen=0)
+
+
+def forget_task_names(most: int = 4096) -> None:
+    """Empty Dask's cache of task names when it has more: it keeps 100,000 whole keys, and ours are each used once."""
+    if key_split.cache_info().currsize > most:
+        key_split.cache_clear()
+
+
 def shorten_worker_interval(scheduler: Scheduler, address: str, interval_s: float) -> None:
     """Let messages to this worker wait at most `interval_s` for others (Dask's default: 5 ms)."""
     stream = scheduler.stream_comms.get(address)
     if stream is not None:
-        stream.interval = interval_s
+        _tune(stream, interval_s)
 
 
 def shorten_client_report_interval(scheduler: Scheduler, client_id: str, interval_s: float) -> None:
     """Let messages to this client wait at most `interval_s` (Dask's default: 2 ms)."""
     stream = scheduler.client_comms.get(client_id)
     if stream is not None:
-        stream.interval = interval_s
+        _tune(stream, interval_s)
 
 
 def shorten_own_interval(peer: Worker | Client, interval_s: float) -> None:
     """Let messages of this worker or client to the scheduler wait at most `interval_s`."""
     stream = peer.batched_stream if isinstance(peer, Worker) else peer.scheduler_comm
     if stream is not None:
-        stream.interval = interval_s
+        _tune(stream, interval_s)
 
 
 def task_annotation(worker: Worker, key: Any) -> Mapping[str, Any]:
