@@ -59,6 +59,21 @@ def test_bad_input_is_one_line_and_leaves_nothing(options: list[str], message: s
     assert not out.exists()
 
 
+@pytest.mark.parametrize(
+    ("module", "options", "said"),
+    [("torch", [], "heddle train needs PyTorch"), ("peft", ["--lora", "8"], "--lora needs peft")],
+)
+def test_a_trainer_that_cannot_start_is_refused(
+    module: str, options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from heddle_dask.cli.train import run as training
+
+    monkeypatch.setattr(training, "find_spec", lambda name: None if name == module else True)
+    result = run("--engine", "emulated", *options, out=tmp_path / "run")
+    assert (result.exit_code, len(result.output.strip().splitlines())) == (2, 1), result.output
+    assert said in result.output and not (tmp_path / "run").exists()
+
+
 def test_a_training_that_exists_is_not_touched(tmp_path: Path) -> None:
     out = tmp_path / "run"
     TrainingDirectory(out).begin({"steps": 3}, "create", "a")
