@@ -10,6 +10,7 @@ from heddle_dask.core.api_calls import ApiCalls
 from heddle_dask.core.commands import AbortAction, Command, GiveUpAction, ReleaseHost, RunAction, WakeUp
 from heddle_dask.core.entities import NO_RESOURCES, Action, Host, Trajectory
 from heddle_dask.core.ids import HostId
+from heddle_dask.core.optional_parts import offers
 from heddle_dask.core.quotas import REPEATED, calls_of
 from heddle_dask.core.resources import GPUS, Resources
 from heddle_dask.core.run_description import RetryPolicy
@@ -136,7 +137,7 @@ class Actions:
     def _allocate_soon(self) -> list[Command]:
         if not self.state.waiting_actions or not self.state.hosts or self._allocates_at_s is not None:
             return []
-        if isinstance(self.allocation, GathersEvents):
+        if offers(self.allocation, GathersEvents):
             delay_s = self.allocation.pass_delay_s(self.view)
             if delay_s is not None:
                 self._allocates_at_s = self.state.at + delay_s
@@ -198,7 +199,7 @@ class Actions:
         reports = self.calls.judge(action, event)
         self._release(action, event.ran)
         action.advance(ActionEvent.FINISHED)
-        if event.ran and isinstance(self.allocation, ObservesActions):
+        if event.ran and offers(self.allocation, ObservesActions):
             self.allocation.action_ended(ended)
         owner = self.state.trajectories[action.spec.trajectory_id]
         if event.ran:
@@ -339,7 +340,7 @@ class Actions:
 
     def cancel_all(self, trajectory: Trajectory) -> list[Command]:
         """The program or the reward of a trajectory has ended: drop, abort and close all that it has left."""
-        if isinstance(self.allocation, ForgetsTrajectories):
+        if offers(self.allocation, ForgetsTrajectories):
             self.allocation.forget(trajectory)
         self.sandboxes.trajectory_ended(trajectory)
         if trajectory.actions_open == 0:

@@ -22,6 +22,7 @@ from heddle_dask.core.fair_share import KV, SLOTS
 from heddle_dask.core.ids import EngineId, RunId, TrajectoryId
 from heddle_dask.core.migrations import Migrations
 from heddle_dask.core.nouns import NORMAL, StepRequest
+from heddle_dask.core.optional_parts import offers
 from heddle_dask.core.run_strategies import RunStrategies, StrategyTable
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import TrajectoryEvent, TrajectoryState, WeightsState
@@ -238,7 +239,7 @@ class Placements:
 
     def _plan_batch(self, run: RunStrategies, engines: Sequence[Engine]) -> None:
         """Let the placement plan the trajectories that wait for a plan; other placements ignore batches."""
-        if isinstance(run.strategies.placement, PlansBatches):
+        if offers(run.strategies.placement, PlansBatches):
             batch = [self.state.trajectories[name] for name in run.unplanned]
             homeless = [t for t in batch if t.home is None]
             run.strategies.placement.plan(homeless, engines)

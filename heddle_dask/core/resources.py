@@ -6,6 +6,7 @@ cluster. Amounts are whole numbers: CPUs, GPUs, bytes, concurrent calls.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -146,7 +147,7 @@ class ResourceDemand:
     @property
     def least(self) -> Resources:
         """The smallest amount of each resource."""
-        return Resources.of({name: amounts.least for name, amounts in self})
+        return _least(self)
 
     def with_units(self, units: int) -> Resources:
         """The smallest amounts, with `units` of the elastic resource."""
@@ -159,6 +160,12 @@ class ResourceDemand:
         """Whether the action can run with exactly these resources."""
         names = {*self.names, *(name for name, _ in granted)}
         return all(granted[name] in self[name] for name in names)
+
+
+@functools.lru_cache(maxsize=1024)
+def _least(demand: ResourceDemand) -> Resources:
+    """Asked several times for each action; there are few demands."""
+    return Resources.of({name: amounts.least for name, amounts in demand})
 
 
 ONE_CPU = ResourceDemand.of({CPUS: 1})

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.events import StepFinished
 from heddle_dask.core.ids import EngineId, RunId, TrajectoryId
+from heddle_dask.core.optional_parts import offers
 from heddle_dask.core.run_description import RetryPolicy, RunDescription
 from heddle_dask.core.run_record import RunRecord
 from heddle_dask.core.state import State
@@ -93,7 +94,7 @@ class RunStrategies:
     def rank(self, trajectory: Trajectory) -> None:
         """Pass a waiting trajectory with a new prediction to an admission that keeps a queue."""
         admission = self.strategies.admission
-        if isinstance(admission, RanksWaiting):
+        if offers(admission, RanksWaiting):
             admission.rank(trajectory)
 
     def forget(self, trajectory: Trajectory) -> None:
@@ -101,13 +102,13 @@ class RunStrategies:
         self.unplanned.pop(trajectory.trajectory_id, None)
         self.unplaced.pop(trajectory.trajectory_id, None)
         for part in (self.strategies.migration, self.strategies.affinity, self.strategies.admission):
-            if isinstance(part, ForgetsTrajectories):
+            if offers(part, ForgetsTrajectories):
                 part.forget(trajectory)
 
     def step_answered(self, trajectory: Trajectory, answer: StepFinished) -> None:
         """Show an answer to an affinity that learns."""
         affinity = self.strategies.affinity
-        if isinstance(affinity, ObservesSteps):
+        if offers(affinity, ObservesSteps):
             affinity.step_answered(trajectory, answer)
 
 

@@ -17,27 +17,35 @@ class _Room:
     """What a host has left during one allocation."""
 
     host: Host
-    chunks: FreeChunks
-    free: dict[str, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.free = dict(self.host.free)
+    view: ClusterView
+    # Looked up and copied only for what asks for them: most allocations start one action on one of many hosts.
+    chunks: FreeChunks | None = None
+    taken: dict[str, int] = field(default_factory=dict)
 
     def takes(self, action: Action) -> bool:
         return self.host.spec.pool == action.spec.pool and action.host_fixed in (None, self.host.spec.host_id)
 
     def fits(self, need: Resources) -> bool:
-        enough = all(self.free.get(name, 0) >= amount for name, amount in need if api_of(name) is None)
-        return enough and (not need[GPUS] or self.chunks.take(need[GPUS]) is not None)
+        for name, amount in need.amounts:
+            if self.free(name) < amount and api_of(name) is None:
+                return False
+        return not need[GPUS] or self._free_chunks().take(need[GPUS]) is not None
+
+    def free(self, name: str) -> int:
+        return self.host.free.get(name, 0) - self.taken.get(name, 0)
+
+    def _free_chunks(self) -> FreeChunks:
+        if self.chunks is None:
+            self.chunks = self.view.free_chunks(self.host)
+        return self.chunks
 
     def take(self, need: Resources) -> None:
         for name, amount in need:
             if api_of(name) is None:
-                self.free[name] -= amount
+                self.taken[name] = self.taken.get(name, 0) + amount
         if need[GPUS]:
-            left = self.chunks.take(need[GPUS])
-            assert left is not None, "it fits"
-            self.chunks = left
+            self.chunks = self._free_chunks().take(need[GPUS])
+            assert self.chunks is not None, "it fits"
 
 
 class _FreeCalls:
@@ -76,7 +84,7 @@ class FirstComeMinimum:
 
     def allocate(self, view: ClusterView) -> Sequence[Grant]:
         """Grants for a prefix of the waiting actions of each pool."""
-        rooms = [_Room(host, view.free_chunks(host)) for host in view.hosts]
+        rooms = [_Room(host, view) for host in view.hosts]
         open_pools = dict.fromkeys(room.host.spec.pool for room in rooms)
         calls = _FreeCalls(view)
         grants: list[Grant] = []
@@ -107,4 +115,4 @@ def _best(view: ClusterView, action: Action, fitting: Sequence[_Room]) -> _Room:
         ranked = [(rank, number) for number, rank in enumerate(ranks) if rank is not None]
         if ranked:
             return fitting[min(ranked)[1]]
-    return max(fitting, key=lambda room: room.free.get(CPUS, 0))  # ties: the first to join
+    return max(fitting, key=lambda room: room.free(CPUS))  # ties: the first to join
