@@ -19,6 +19,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "decisions": "decisions",
         "fidelity": "commands.fidelity",
         "gpu": "commands.gpu",
+        "gpu-fidelity": "gpu_fidelity",
         "live": "commands.live",
         "overhead": "overhead",
         "paper": "commands.paper",
@@ -52,7 +53,7 @@ class _Benchmarks(OneLineGroup):
             # The line that refuses it names all others.
             self.commands = dict.fromkeys(MODULES, self)
             return None
-        found: click.Command = getattr(import_module(f"benchmarks.{MODULES[cmd_name]}"), cmd_name)
+        found: click.Command = getattr(import_module(f"benchmarks.{MODULES[cmd_name]}"), cmd_name.replace("-", "_"))
         return found
 
 

@@ -14,7 +14,8 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.spec import DEFAULT_KIND
 
 if TYPE_CHECKING:
-    from heddle_dask.cost.measured import MeasuredTable, TableFit
+    from heddle_dask.cost.measured import MeasuredTable
+    from heddle_dask.cost.table_fit import TableFit
     from heddle_dask.engines.spec import EngineOptions, EngineSpec
 
 

@@ -244,6 +244,7 @@ class ContinuousBatch(Generic[J]):
                 job.admitted_s = max(self.clock_s, job.submitted_s)
                 job.cached_tokens = held.cached_tokens
                 self.admitted.append(job)
+            self.clock_s += self.cost.per_prompt_s
 
     def _fits_whole(self, job: J) -> bool:
         """Whether the whole prompt fits the next iteration, beside one token of every decoding sequence."""

@@ -19,6 +19,9 @@ LAYER_S = 20e-6
 """Seconds of a layer outside its large kernels: norms, rotations, gaps between kernels."""
 SEQUENCE_S = 25e-6
 """Seconds per decoding sequence: sampling, detokenising, bookkeeping."""
+PER_PROMPT_S = 2.9e-3
+"""Seconds per prompt, most of them CPU time of the engine: fitted to bursts of prompts and prompts beside decoding
+sequences on one H100 (benchmarks/gpu/2026-11-26); 3.2 ms where two engines shared the card."""
 WEIGHT_READ_SHARE = 0.80
 """Share of the HBM bandwidth at which weights are read."""
 KV_READ_SHARE = 0.85
@@ -178,6 +181,7 @@ def iteration_terms(model: ModelShape, gpu: Gpu, tp_degree: int) -> dict[str, fl
         "context_token_s": kv_bytes / (tp_degree * KV_READ_SHARE * gpu.memory_bytes_per_s),
         "spared_s": model.expert_bytes / weights_per_s,
         "expert_share": model.expert_share,
+        "per_prompt_s": PER_PROMPT_S,
     }
 
 

@@ -8,8 +8,10 @@ tokens and `prefill_tokens` prompt tokens beside them takes::
             + prompt_s (where prefill_tokens > 0)
             - spared_s * (1 - expert_share) ** (batch + prefill_tokens)
 
-The last term is for a mixture of experts: `fixed_s` includes reading the weights of all experts, and a small batch does
-not read those that none of its tokens visits. A dense model has `spared_s` 0.
+and each prompt that joins the batch adds `per_prompt_s` before its first iteration. What a prompt alone takes beyond
+that is no part of this: other prompts go on meanwhile. The last term is for a mixture of experts: `fixed_s` includes
+reading the weights of all experts, and a small batch does not read those that none of its tokens visits. A dense model
+has `spared_s` 0.
 
 Every decoding sequence gains one token per iteration, so the context grows and the times of a run of iterations are an
 arithmetic series: `span_s` sums it, `iterations_within` inverts it, both in constant time. So an emulated or simulated
@@ -60,7 +62,9 @@ class EngineCost:
     expert_share
         Share of the experts that one token visits, at most 1.
     prompt_s
-        Additional seconds of an iteration with any prompt tokens, for kernels compiled for a new shape.
+        Additional seconds of an iteration with any prompt tokens, for kernels compiled for a new shape (CPU engines).
+    per_prompt_s
+        Seconds for each prompt that joins the batch, one after another: the engine's own work on a request.
     block_tokens
         Tokens in a KV block; the prefix cache finds whole blocks only.
     whole_prompts
@@ -80,6 +84,7 @@ class EngineCost:
     prompt_s: float = 0.0
     block_tokens: int = BLOCK_TOKENS
     whole_prompts: bool = False
+    per_prompt_s: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from datetime import date as calendar_date
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.hardware import LAUNCH_S, LAYER_S, SEQUENCE_S, ModelShape, all_reduce_s, check_degree
-from heddle_dask.cost.iteration import BLOCK_TOKENS, EngineCost
-from heddle_dask.cost.least_squares import non_negative_least_deviations
+from heddle_dask.cost.iteration import BLOCK_TOKENS
+from heddle_dask.cost.table_fit import TableFit, fit_table
 
 FORMAT = "heddle-engine-table"
 VERSION = 1
@@ -47,28 +45,40 @@ class TokensPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class TableFit:
-    """An engine's cost fitted to a table, with the errors of the fit.
+class BurstPoint:
+    """Seconds until `requests` prompts, sent at once, have their first tokens.
 
     Attributes
     ----------
-    request_s
-        Time of a request outside the engine: measured, else the time of single prompts beyond their tokens and
-        iterations.
-    decode_error_mean, decode_error_max, prefill_error_mean, prefill_error_max
-        Errors of the fit relative to the measured values.
-    kv_setup_s, kv_token_s
-        Seconds of a KV transfer: fixed, and per token; None when not measured.
+    cached_tokens, new_tokens
+        Tokens of each prompt that the prefix cache has, and that it has not.
     """
 
-    cost: EngineCost
-    request_s: float
-    decode_error_mean: float
-    decode_error_max: float
-    prefill_error_mean: float
-    prefill_error_max: float
-    kv_setup_s: float | None = None
-    kv_token_s: float | None = None
+    requests: int
+    cached_tokens: int
+    new_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class MixedPoint:
+    """Seconds in which each of `decoding` sequences samples `tokens` tokens while `prompts` prompts are answered.
+
+    Attributes
+    ----------
+    context_tokens
+        Mean resident tokens of the decoding sequences in total.
+    cached_tokens, new_tokens
+        As of `BurstPoint`.
+    """
+
+    decoding: int
+    context_tokens: int
+    tokens: int
+    prompts: float
+    cached_tokens: int
+    new_tokens: int
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +106,8 @@ class MeasuredTable:
         Tokens in a KV block of the engine, and whether it splits prompts into chunks.
     cached_step
         A step of one token after a context of which all but the last token is cached; None: not measured.
+    bursts, mixed
+        Many prompts at once, and prompts beside decoding sequences; empty: not measured.
     conditions
         Other conditions of the measurement, in words.
     """
@@ -117,6 +129,8 @@ class MeasuredTable:
     block_tokens: int = BLOCK_TOKENS
     chunked_prefill: bool = True
     cached_step: TokensPoint | None = None
+    bursts: tuple[BurstPoint, ...] = ()
+    mixed: tuple[MixedPoint, ...] = ()
     kind: TableKind = "engine"
     conditions: str = ""
     where: str = field(default="table", compare=False)
@@ -152,6 +166,16 @@ class MeasuredTable:
         for point in (*self.prefill, *self.kv_transfer, *cached):
             _check_whole(point.tokens, 1, f"{self.where}: tokens")
             _check_seconds(point.seconds, f"{self.where}: seconds")
+        several: tuple[BurstPoint | MixedPoint, ...] = (*self.bursts, *self.mixed)
+        for many in several:
+            for field_ in fields(many):
+                value, what = getattr(many, field_.name), f"{self.where}: {field_.name}"
+                if field_.name == "seconds":
+                    _check_seconds(value, what)
+                elif field_.name == "prompts":
+                    _check_seconds(value, what, least=0.0)
+                else:
+                    _check_whole(value, 0 if field_.name == "cached_tokens" else 1, what)
 
     # ------------------------------------------------------------------ use
 
@@ -184,78 +208,10 @@ class MeasuredTable:
             )
 
     def fit(self, *, capacity_tokens: int | None = None) -> TableFit:
-        """The non-negative cost terms closest to the points: least absolute relative deviations.
+        """The cost closest to the points (`heddle_dask.cost.table_fit`); `capacity_tokens` in place of the table's."""
+        return fit_table(self, capacity_tokens)
 
-        Decoding first: fixed, per sequence, per resident token and, for a mixture of experts, by the experts that the
-        batch visits. Then the prefill rate, given these. The cost per sequence is `sequence_s`; `token_s` stays 0. The
-        time of a prompt beyond its tokens and iterations is `request_s`; if the table has measured `request_s`, the
-        rest is the engine's own time, `prompt_s` of the cost.
-        """
-        terms = self._decode_terms()
-        base = EngineCost(
-            **terms,
-            chunk_tokens=self.chunk_tokens,
-            capacity_tokens=capacity_tokens or self.capacity_tokens or EngineCost(0.0).capacity_tokens,
-            block_tokens=self.block_tokens,
-            whole_prompts=not self.chunked_prefill,
-        )
-        way_s = self._way_s(base)
-        rate, beside_s = self._prefill_terms(base, way_s or 0.0)
-        request_s, prompt_s = (beside_s, 0.0) if way_s is None else (way_s, beside_s)
-        cost = replace(base, prefill_token_s=rate, prompt_s=prompt_s)
-        decode = [abs(cost.decode_token_s(p.batch, p.context_tokens) / self.whole_s(p) - 1) for p in self.decode]
-        prefill = [abs((request_s + cost.prefill_s(p.tokens)) / self.whole_prefill_s(p) - 1) for p in self.prefill]
-        setup, per_token = _line(self.kv_transfer) if self.kv_transfer else (None, None)
-        return TableFit(
-            cost,
-            request_s,
-            sum(decode) / len(decode),
-            max(decode),
-            sum(prefill) / len(prefill),
-            max(prefill),
-            setup,
-            per_token,
-        )
-
-    def _decode_terms(self) -> dict[str, float]:
-        share = self.shape.expert_share
-        rows = np.array(
-            [[1.0, p.batch, p.context_tokens, 1.0 - (1.0 - share) ** p.batch] for p in self.decode],
-            dtype=float,
-        )
-        if not share:
-            rows = rows[:, :3]
-        # For operators, the formula's share is known and not fitted, but errors are relative to the whole time.
-        whole = np.array([self.whole_s(p) for p in self.decode])
-        measured = np.array([p.seconds for p in self.decode])
-        found = non_negative_least_deviations(rows / whole[:, None], measured / whole)
-        spared_s = float(found[3]) if share else 0.0
-        return {
-            "fixed_s": float(found[0]) + spared_s + self._beside_kernels_s(),
-            "sequence_s": float(found[1]) + (SEQUENCE_S if self.kind == "operators" else 0.0),
-            "context_token_s": float(found[2]),
-            "spared_s": spared_s,
-            "expert_share": share,
-        }
-
-    def _way_s(self, base: EngineCost) -> float | None:
-        """Seconds of a request outside its iteration; None if no cached step was measured."""
-        if self.cached_step is None:
-            return None
-        return max(0.0, self.cached_step.seconds - base.decode_token_s(1, self.cached_step.tokens))
-
-    def _prefill_terms(self, base: EngineCost, way_s: float) -> tuple[float, float]:
-        """Seconds per prompt token, and seconds of a prompt beyond its tokens, its iterations and `way_s`."""
-        seconds = np.array([self.whole_prefill_s(p) for p in self.prefill])
-        rest = seconds - [way_s + base.prefill_s(p.tokens) for p in self.prefill]
-        # One request time per prompt, and one iteration per chunk.
-        chunk_tokens = math.inf if self.cached_step is None else self.chunk_tokens
-        columns = [[float(p.tokens), math.ceil(p.tokens / chunk_tokens) or 1.0] for p in self.prefill]
-        rows = np.array(columns) if self.kind == "engine" and len(columns) > 1 else np.array(columns)[:, :1]
-        found = non_negative_least_deviations(rows / seconds[:, None], rest / seconds)
-        return float(found[0]), float(found[1]) if len(found) > 1 else 0.0
-
-    def _beside_kernels_s(self) -> float:
+    def beside_kernels_s(self) -> float:
         if self.kind == "engine":
             return 0.0
         return LAUNCH_S + self.shape.layers * (LAYER_S + 2 * all_reduce_s(self.degree))
@@ -263,11 +219,11 @@ class MeasuredTable:
     def whole_s(self, point: DecodePoint) -> float:
         """Seconds of the whole iteration of a point; for operators with the formula's time outside the kernels."""
         sequences_s = SEQUENCE_S * point.batch if self.kind == "operators" else 0.0
-        return point.seconds + self._beside_kernels_s() + sequences_s
+        return point.seconds + self.beside_kernels_s() + sequences_s
 
     def whole_prefill_s(self, point: TokensPoint) -> float:
         """Like `whole_s`, for a prompt."""
-        return point.seconds + self._beside_kernels_s() * math.ceil(point.tokens / self.chunk_tokens)
+        return point.seconds + self.beside_kernels_s() * math.ceil(point.tokens / self.chunk_tokens)
 
     # ------------------------------------------------------------------ storage
 
@@ -275,7 +231,7 @@ class MeasuredTable:
         """The JSON object from which `from_mapping` makes an equal table."""
         content = asdict(self)
         del content["where"]
-        for name in ("decode", "prefill", "kv_transfer"):
+        for name in _POINTS:
             content[name] = list(content[name])
         return {"format": FORMAT, "version": VERSION, **content}
 
@@ -293,16 +249,15 @@ class MeasuredTable:
         known = {f.name for f in fields(cls)} - {"where"}
         optional = {
             *("kv_transfer", "capacity_tokens", "start_s", "kind", "conditions"),
-            *("engines", "block_tokens", "chunked_prefill", "cached_step"),
+            *("engines", "block_tokens", "chunked_prefill", "cached_step", "bursts", "mixed"),
         }
         wrong = sorted((set(content) - known) | (known - optional - set(content)))
         if wrong:
             raise BadInput(f"{where} {'lacks' if wrong[0] in known else 'has unknown key'} {wrong[0]!r}")
         try:
             content["shape"] = ModelShape.from_mapping(content["shape"])
-            content["decode"] = tuple(DecodePoint(**point) for point in content["decode"])
-            content["prefill"] = tuple(TokensPoint(**point) for point in content["prefill"])
-            content["kv_transfer"] = tuple(TokensPoint(**point) for point in content.get("kv_transfer", ()))
+            for name, kind in _POINTS.items():
+                content[name] = tuple(kind(**point) for point in content.get(name, ()))
             cached = content.get("cached_step")
             content["cached_step"] = None if cached is None else TokensPoint(**cached)
         except BadInput:
@@ -349,12 +304,13 @@ def _shipped(name: str) -> Any:
     return resources.files("heddle_dask.cost") / "tables" / f"{name}.json"
 
 
-def _line(points: Sequence[TokensPoint]) -> tuple[float, float]:
-    """Fixed seconds and seconds per token closest to the points, by relative error."""
-    seconds = np.array([p.seconds for p in points])
-    rows = np.array([[1.0, float(p.tokens)] for p in points])
-    found = non_negative_least_deviations(rows / seconds[:, None], np.ones(len(points)))
-    return float(found[0]), float(found[1])
+_POINTS: Mapping[str, type[Any]] = {
+    "decode": DecodePoint,
+    "prefill": TokensPoint,
+    "kv_transfer": TokensPoint,
+    "bursts": BurstPoint,
+    "mixed": MixedPoint,
+}
 
 
 def _check_whole(value: object, least: int, what: str) -> None:

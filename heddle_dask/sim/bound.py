@@ -40,6 +40,9 @@ so that their V sum to at most ``rho * (T_i - n f)``, and by Cauchy and Schwarz 
 and 2 + f * sum over i of the larger one <= engines * T``. The left side falls with T, so bisection finds the least
 such T. This part holds for identical engines only.
 
+**Prompts.** Each step stops its engine for `per_prompt_s` when it joins the batch, outside all iterations: a kind of
+work, and part of the path.
+
 **Tools.** A pool of CPUs runs all tool seconds.
 
 `prompt_s` and blocks larger than 16 tokens only add time to these terms.
@@ -106,7 +109,7 @@ def makespan_bound(trajectories: Sequence[PlannedTrajectory], fleet: SimulatedFl
     # Which calls will fail is not known here, so every call gets the time of a failed one.
     ran_s = work.tools_s * (FAILED_TOOL_SHARE if fleet.faults.tool_failure_share else 1.0)
     tools_s = float(ran_s.sum()) / fleet.tool_cpus if fleet.tool_cpus else 0.0
-    rest_s = ran_s + _control_s(work, fleet.delays)
+    rest_s = ran_s + _control_s(work, fleet.delays) + work.steps * min(kind.per_prompt_s for kind, _ in kinds)
     path = _path_s(work, [kind for kind, _ in kinds]) + rest_s
     work_s = _work_s(work, kinds)
     combined_s = 0.0
@@ -125,6 +128,7 @@ class _Kind:
     prefill_s: float
     context_s: float
     spared_token_s: float
+    per_prompt_s: float
     chunk_tokens: int
     slots: int
     capacity_tokens: int
@@ -157,6 +161,7 @@ def _kind(cost: EngineCost, slots: int, capacity_tokens: int) -> _Kind:
         prefill_s=cost.prefill_token_s,
         context_s=context_s,
         spared_token_s=cost.spared_s * (1.0 - missed**slots) / slots,
+        per_prompt_s=cost.per_prompt_s,
         chunk_tokens=cost.chunk_tokens,
         slots=slots,
         capacity_tokens=capacity_tokens,
@@ -216,7 +221,7 @@ def _dual_s(work: PlannedWork, kinds: Sequence[tuple[_Kind, int]], shares: Seque
         total += count * min(m * kind.sampled_s(residue) for m, kind in priced)
     steps = len(work.generated)
     total += work.prefill_tokens * min(m * kind.prefill_s for m, kind in priced)
-    total += steps * min(m * kind.spared_token_s for m, kind in priced)
+    total += steps * min(m * (kind.spared_token_s + kind.per_prompt_s) for m, kind in priced)
     read = np.maximum(work.context - np.minimum(work.path_prefill, most_chunk), 0)
     total += float(read.sum() + work.decode_area.sum()) * min(m * kind.context_s for m, kind in priced)
     tokens, held = float(work.generated.sum()), float(work.held_area.sum())

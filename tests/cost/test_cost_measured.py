@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import EngineCost, cost_from_mapping, engine_cost_for
-from heddle_dask.cost.hardware import ModelShape
+from heddle_dask.cost.hardware import PER_PROMPT_S, ModelShape
 from heddle_dask.cost.least_squares import non_negative_least_squares
-from heddle_dask.cost.measured import DecodePoint, MeasuredTable, TokensPoint, table_names
+from heddle_dask.cost.measured import BurstPoint, DecodePoint, MeasuredTable, MixedPoint, TokensPoint, table_names
 from heddle_dask.cost.model_config import read_shape
 from heddle_dask.cost.published import model_of
 
@@ -110,6 +110,43 @@ def test_a_cached_step_tells_the_way_of_a_request_from_what_a_prompt_takes_in_th
     assert fit.request_s == pytest.approx(request_s, abs=1e-6)
     assert fit.cost.prompt_s == pytest.approx(prompt_s, abs=1e-6)
     assert (fit.cost.block_tokens, fit.cost.whole_prompts) == (128, True)
+
+
+@given(terms, st.floats(0, 0.01), st.floats(1e-4, 0.01), st.floats(0, 0.05))
+@settings(max_examples=50, deadline=None)
+def test_many_prompts_tell_what_adds_up_from_what_a_prompt_alone_takes(cost, request_s, per_prompt_s, alone_s):
+    cost = replace(cost, per_prompt_s=per_prompt_s)
+    way_s = request_s + alone_s
+
+    def burst_s(requests: int, cached: int, new: int) -> float:
+        return way_s + requests * per_prompt_s + cost.prefill_s(requests * new, requests * cached)
+
+    def beside_s(decoding: int, prompts: int) -> float:
+        prompt_s = per_prompt_s + 64 * cost.prefill_token_s
+        return 100 * cost.decode_token_s(decoding, 600 * decoding) + prompts * prompt_s
+
+    table = table_of(
+        cost,
+        DENSE,
+        way_s + per_prompt_s,
+        cached_step=TokensPoint(33, request_s + cost.decode_token_s(1, 33)),
+        bursts=tuple(BurstPoint(n, c, 64, burst_s(n, c, 64)) for n in (1, 8, 32) for c in (0, 1024)),
+        mixed=tuple(
+            MixedPoint(b, 600 * b, 100, n, 1024, 64, beside_s(b, n)) for b, n in ((16, 30), (16, 90), (48, 150))
+        ),
+    )
+    fit = MeasuredTable.from_mapping(json.loads(json.dumps(table.to_mapping()))).fit()
+    assert fit.prefill_error_max < 1e-5
+    assert fit.cost.per_prompt_s == pytest.approx(per_prompt_s, rel=1e-3)
+    assert (fit.request_s, fit.alone_s) == (pytest.approx(request_s, abs=1e-5), pytest.approx(alone_s, abs=1e-5))
+
+
+def test_prompts_in_chunks_overlap_where_no_burst_was_measured():
+    cached = TokensPoint(33, 0.005 + COST.decode_token_s(1, 33))
+    fit = table_of(COST, DENSE, 0.03, cached_step=cached).fit()
+    assert fit.prefill_error_max < 1e-6
+    assert (fit.cost.prompt_s, fit.cost.per_prompt_s) == (0.0, PER_PROMPT_S)
+    assert fit.alone_s == pytest.approx(0.025 - PER_PROMPT_S)
 
 
 def test_a_table_that_does_not_say_means_small_blocks_chunks_and_one_engine():

@@ -80,7 +80,7 @@ def _play(
     st.lists(jobs, min_size=1, max_size=12),
     st.integers(1, 5),
     st.sampled_from([450, 900, 100_000]),
-    st.sampled_from([COST, WHOLE]),
+    st.sampled_from([COST, WHOLE, replace(COST, per_prompt_s=0.02)]),
 )
 def test_jumping_equals_going_token_by_token(plan, slots, capacity, cost):
     jumped = _play(ContinuousBatch, plan, slots, capacity, cost)
@@ -103,6 +103,19 @@ def test_a_job_alone_takes_what_the_cost_model_says():
     assert job.admitted_s == 5.0
     assert job.first_token_s - 5.0 == pytest.approx(COST.prefill_s(200))
     assert job.ended_s - job.first_token_s == pytest.approx(COST.span_s(49, 1, 200))
+
+
+def test_prompts_that_join_together_take_their_own_time_one_after_another():
+    def first_tokens_s(cost: EngineCost) -> list[float]:
+        batch = ContinuousBatch(cost, 4, RoomForTokens(KvCache(10_000)))
+        made = [_job(100, 5, salt=index) for index in range(3)]
+        for job in made:
+            batch.submit(job, 5.0)
+        batch.advance(100.0)
+        return [job.first_token_s for job in made]
+
+    later_s = [seconds + 3 * 0.5 for seconds in first_tokens_s(COST)]
+    assert first_tokens_s(replace(COST, per_prompt_s=0.5)) == pytest.approx(later_s)
 
 
 class Watched(OneByOne):

@@ -5,8 +5,8 @@ prefilled again at nearly every step. Present contexts say little about that: tr
 together. So the KV use of all live trajectories is forecast over their growth still to come (`cost.context_forecast`),
 and the next trajectory starts when the forecast with it never exceeds the memory.
 
-`doubt` and `spread` were set on seed 400 (docs/experiments, admission without parameters), the look for a prompt on
-seeds 340 to 343 (careful opponent); the prior and the other constants were not tuned.
+`spread` was set on seed 400 (docs/experiments, admission without parameters), the look for a prompt on seeds 340 to 343
+(careful opponent); the prior and the other constants were not tuned.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _MOST_ASKED = 256
 class KvForecast:
     """Admit the oldest waiting trajectory while the forecast KV use stays within the memory; at least one per engine.
 
-    Each is admitted to the engine that will be least full at its fullest, where the prompt of a group counts once; the
+    Each is admitted to the engine that will be least full at its fullest, where the prompt of a group counts once. If
+    more wait than fit, an engine that holds its group's prompt comes first: with one prompt for several, more fit. The
     placement should honour the reservation. If any engine does not report its KV capacity, there is no limit.
 
     Parameters
@@ -37,13 +38,17 @@ class KvForecast:
         Share of the KV memory that may be used.
     doubt
         Standard deviations by which the learned hazard of ending is lowered: how careful to be before many have ended.
+        With more than 0, each trajectory has a margin of its own, which adds up: too few start.
     spread
         Standard deviations of an engine's forecast use that are kept free.
+    beside_group
+        Whether members of a group share an engine where more wait than fit.
     """
 
     fill: float = 0.95
-    doubt: float = 0.5
+    doubt: float = 0.0
     spread: float = 0.5
+    beside_group: bool = True
     _growth: GrowthBook = field(init=False, compare=False, default_factory=GrowthBook)
     _prompts: GroupPrompts = field(init=False, compare=False, default_factory=GroupPrompts)
     _forecast: ContextForecast | None = field(init=False, default=None)
@@ -51,6 +56,9 @@ class KvForecast:
     _known: bool = field(init=False, default=False)
     # The trajectory that did not fit; it is asked again with the next forecast.
     _rejected: Trajectory | None = field(init=False, default=None)
+    # Whether all that waited had room, and how many these were; 0: not asked since the last forecast.
+    _room: bool = field(init=False, default=True)
+    _waiting: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         if self.fill <= 0 or min(self.doubt, self.spread) < 0:
@@ -73,12 +81,13 @@ class KvForecast:
             return
         if self._growth.is_due(view.alive) or self._forecast is None:
             self._forecast = self._forecast_now(view, engines)
-            self._rejected = None
+            self._rejected, self._waiting = None, 0
         if view.alive < len(engines):
             self._rejected = None
         while (first := next(iter(view.unadmitted), None)) is not None and first is not self._rejected:
             spec, prompt = first.spec, self._prompts.tokens_of(first, engines)
-            number, fits = self._forecast.best_engine(spec.domain, prompt, spec.group_id)
+            beside = self.beside_group and not self._have_room(view, engines)
+            number, fits = self._forecast.best_engine(spec.domain, prompt, spec.group_id, beside_group=beside)
             if not fits and view.alive >= len(engines):
                 self._rejected = first
                 return
@@ -86,6 +95,17 @@ class KvForecast:
             spec, prompt = chosen.spec, self._prompts.tokens_of(chosen, engines)
             self._forecast.add(spec.domain, prompt, spec.group_id, number)
             yield Admit(chosen, engines[number].engine_id, prompt)
+
+    def _have_room(self, view: ClusterView, engines: Sequence[Engine]) -> bool:
+        """Whether all that wait fit, by the forecast; found once for each forecast, and again when more wait."""
+        if view.waiting > self._waiting:
+            assert self._forecast is not None
+            some = [
+                (t.spec.domain, self._prompts.tokens_of(t, engines), t.spec.group_id)
+                for t in islice(view.unadmitted, _MOST_ASKED)
+            ]
+            self._waiting, self._room = view.waiting, self._forecast.holds_all(some, view.waiting)
+        return self._room
 
     def _next(self, view: ClusterView, first: Trajectory, prompt_tokens: float, number: int) -> Trajectory:
         """The oldest, unless only other engines hold the prompt of its group and that prompt is long.
