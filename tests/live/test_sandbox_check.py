@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from distributed import Client, Scheduler, Worker
+from worlds.dask_cluster import with_cluster
 
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.environments.code_env import CodeEnvironment
@@ -89,3 +91,11 @@ def test_a_worker_tells_its_own_sandbox(monkeypatch: pytest.MonkeyPatch) -> None
     assert told(2) == AS_USER
     monkeypatch.setattr(sandbox_check, "shared_sandbox", missing)
     assert told(2) == WorkerSandbox("none", error="no sandbox works")
+
+
+def test_a_scheduler_without_the_plugin_is_not_asked_for_it(caplog: pytest.LogCaptureFixture) -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        assert await check_sandbox(client, [CodeEnvironment()], "weak", 0.1, print) == {}
+
+    with_cluster(body)
+    assert not [record for record in caplog.records if "No handler" in record.getMessage()]

@@ -293,9 +293,10 @@ def set_event(scheduler: Scheduler, name: str) -> None:
     scheduler.extensions["events"].event_set(name)
 
 
-async def event_is_set(worker: Worker, name: str, *, wait: bool = False) -> bool:
+async def event_is_set(peer: Worker | Client, name: str, *, wait: bool = False) -> bool:
     """Whether a `distributed.Event` is set, perhaps once it is; an OSError when the connection breaks meanwhile."""
-    return bool(await (worker.scheduler.event_wait if wait else worker.scheduler.event_is_set)(name=name))
+    scheduler: Any = peer.scheduler
+    return bool(await (scheduler.event_wait if wait else scheduler.event_is_set)(name=name))
 
 
 def results_needed(worker: WorkerState) -> int:

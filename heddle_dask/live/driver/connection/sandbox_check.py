@@ -13,8 +13,9 @@ from distributed import Client
 from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.environments.base import Environment
 from heddle_dask.live.driver.connection.capacity import WaitClock
+from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.driver_messages import GetCapacity
-from heddle_dask.live.wire.messages import TOOL_RESOURCE
+from heddle_dask.live.wire.messages import SCHEDULER_EVENT, TOOL_RESOURCE
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.sandbox.python_runner import shared_sandbox
 
@@ -114,8 +115,10 @@ async def _tool_sandboxes(client: Client, patience_s: float) -> dict[str, Worker
 
 async def _tool_jobs_coming(client: Client) -> bool:
     try:
+        # The plugin is registered later, where no cluster of this project has done it.
+        if client.scheduler is None or not await dask.event_is_set(client, SCHEDULER_EVENT):
+            return False
         queued = (await ask_scheduler(client, GetCapacity())).queued
-    # The plugin is registered later, where no cluster of this project has done it.
     except (OSError, RuntimeError):
         return False
     return queued.tool_workers + queued.starting_tool_workers > 0
