@@ -22,7 +22,7 @@ from typing import Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.hardware import ModelShape, check_degree
 from heddle_dask.cost.iteration import BLOCK_TOKENS
-from heddle_dask.cost.measured import MeasuredTable
+from heddle_dask.cost.measured import BurstPoint, MeasuredTable, MixedPoint
 from heddle_dask.cost.model_config import read_shape
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.gpus import installed_gpus, usable_gpus
@@ -75,6 +75,11 @@ async def profile_engine(
         prefill = await sweep.prefill(plan.prompts)
         decode = await sweep.decode(plan.batches, plan.contexts, capacity)
         cached = await sweep.cached_step(traits["block_tokens"], spec.named_context_tokens)
+        bursts: list[BurstPoint] = []
+        mixed: list[MixedPoint] = []
+        if traits["chunked_prefill"]:  # whole prompts overlap with nothing
+            bursts = await sweep.bursts(spec.named_slots, spec.named_context_tokens, capacity)
+            mixed = await sweep.mixed(spec.named_slots, spec.named_context_tokens, capacity)
     kv = await measure_kv_transfer(spec, kv_contexts, plan.repeats, seed, on_progress)
     return MeasuredTable(
         model=model_name(spec.model),
@@ -87,6 +92,8 @@ async def profile_engine(
         decode=tuple(decode),
         prefill=tuple(prefill),
         cached_step=cached,
+        bursts=tuple(bursts),
+        mixed=tuple(mixed),
         kv_transfer=tuple(kv),
         capacity_tokens=capacity,
         start_s=round(start_s, 3),

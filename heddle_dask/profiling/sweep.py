@@ -6,6 +6,8 @@
   The context grows meanwhile, and the point has its mean.
 - *Prefill*: a prompt that is not cached, alone, to its first token. Its length is new as well, since a CPU engine
   compiles kernels for each number of tokens and keeps a few: the second prompt of a length would be faster.
+- *Bursts*: many prompts at once, each with a cached part or without, until all have their first token.
+- *Mixed*: sequences decode while callers send prompts with a cached part one after another.
 - *Cached step*: one token after a context of which all but the last token is cached: the time of a request.
 
 Requests are those of live steps: streamed, seeded, with logprobs. Several engines do the same at the same time, and
@@ -19,9 +21,9 @@ import asyncio
 import random
 import statistics
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from heddle_dask.cost.measured import DecodePoint, TokensPoint
+from heddle_dask.cost.measured import BurstPoint, DecodePoint, MixedPoint, TokensPoint
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import GenerateRequest, SamplingParams
 
@@ -29,6 +31,12 @@ from heddle_dask.engines.contract import GenerateRequest, SamplingParams
 _FIRST_ID, _LAST_ID = 33, 120
 # KV blocks of the context of a cached step.
 _CACHED_BLOCKS = 2
+# Cached and new tokens of a prompt in bursts; those of mixed points, and the contexts of their decoding sequences.
+_BURSTS = ((0, 64), (0, 512), (1024, 64))
+_MIXED = (1024, 64)
+_DECODING_TOKENS = 512
+# Share of the KV memory that a point may fill.
+_MOST_KV = 0.8
 
 Piece = Callable[[int, int], Awaitable[float]]
 """Runs one repeat on one engine, by their numbers; returns its seconds."""
@@ -92,6 +100,71 @@ class Sweep:
                 points.append(DecodePoint(batch, batch * (context + self._tokens // 2), seconds))
         return points
 
+    async def bursts(self, slots: int, max_model_len: int, capacity_tokens: int) -> list[BurstPoint]:
+        """Measure prompts at once: one, a quarter of the slots, and all slots, as far as they fit."""
+        points = []
+        for requests, cached, new in bursts_that_fit(slots, max_model_len, capacity_tokens, self._repeats + 1):
+            self._on_progress(f"{requests} prompts of {cached} + {new} tokens at once")
+            stems = [[self._prompt(e, cached) for _ in range(requests)] for e in range(len(self._clients))]
+            name = f"burst-{requests}-{cached}-{new}"
+            if cached:
+                await self._warm(stems, name)
+
+            async def piece(
+                engine: int, repeat: int, stems: list[list[list[int]]] = stems, new: int = new, name: str = name
+            ) -> float:
+                prompts = [stem + self._prompt(engine, new) for stem in stems[engine]]
+                return max(await self._each_s(engine, prompts, 1, f"{name}-{repeat}"))
+
+            seconds = await all_busy(len(self._clients), piece, self._repeats + 1, first=1)
+            points.append(BurstPoint(requests, cached, new, _mean(seconds)))
+        return points
+
+    async def mixed(self, slots: int, max_model_len: int, capacity_tokens: int) -> list[MixedPoint]:
+        """Measure prompts beside a quarter and three quarters of the slots that decode, from two numbers of callers."""
+        points = []
+        cached, new = _MIXED
+        decoding_tokens = _DECODING_TOKENS + self._tokens
+        for decoding, callers in sorted({(max(1, n * slots // 4), c) for n in (1, 3) for c in (1, slots // 4)}):
+            kv_tokens = decoding * decoding_tokens + callers * (cached + new)
+            fits = not capacity_tokens or kv_tokens <= _MOST_KV * capacity_tokens
+            if callers < 1 or not fits or max(cached + new, decoding_tokens) >= max_model_len:
+                continue
+            self._on_progress(f"{decoding} sequences and {callers} callers")
+            engines = range(len(self._clients))
+            name = f"mixed-{decoding}-{callers}"
+            contexts = [[self._prompt(e, _DECODING_TOKENS) for _ in range(decoding)] for e in engines]
+            stems = [[self._prompt(e, cached) for _ in range(callers)] for e in engines]
+            await self._warm([a + b for a, b in zip(contexts, stems, strict=True)], name)
+            found = await asyncio.gather(*(self._beside(e, contexts[e], stems[e], name) for e in engines))
+            seconds, prompts = zip(*found, strict=True)
+            resident = decoding * (_DECODING_TOKENS + self._tokens // 2)
+            point = MixedPoint(decoding, resident, self._tokens, _mean(prompts), cached, new, _mean(seconds))
+            points.append(point)
+        return points
+
+    async def _beside(
+        self, engine: int, contexts: Sequence[list[int]], stems: Sequence[list[int]], name: str
+    ) -> tuple[float, float]:
+        """Seconds until all contexts have their tokens, and prompts of the callers that were answered meanwhile."""
+        answered, ended = 0, asyncio.Event()
+
+        async def call(number: int, stem: list[int]) -> None:
+            nonlocal answered
+            turn = 0
+            while not ended.is_set():
+                prompt = stem + self._prompt(engine, _MIXED[1])
+                await self._each_s(engine, [prompt], 1, f"{name}-{number}-{turn}")
+                answered, turn = answered + 1, turn + 1
+
+        async with asyncio.TaskGroup() as callers:
+            for number, stem in enumerate(stems):
+                callers.create_task(call(number, stem))
+            seconds = max(await self._each_s(engine, contexts, self._tokens, f"{name}-decoding"))
+            found = seconds, float(answered)
+            ended.set()
+        return found
+
     async def cached_step(self, block_tokens: int, max_model_len: int) -> TokensPoint | None:
         """Measure a step of one token with a cached context; None if the context limit is too short."""
         length = _CACHED_BLOCKS * block_tokens + 1
@@ -121,24 +194,44 @@ class Sweep:
         return round(max(1e-6, (means[1] - means[0]) / (self._tokens - 1)), 6)
 
     async def _answered_s(self, engine: int, prompts: Sequence[Sequence[int]], tokens: int, name: str) -> float:
+        return statistics.median(await self._each_s(engine, prompts, tokens, name))
+
+    async def _each_s(self, engine: int, prompts: Sequence[Sequence[int]], tokens: int, name: str) -> list[float]:
+        """Seconds of each of several requests, sent at once."""
+
         async def one(index: int) -> float:
             sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=index)
             began_s = time.perf_counter()
             await self._clients[engine].generate(GenerateRequest(f"{name}-{index}", prompts[index], sampling))
             return time.perf_counter() - began_s
 
-        return statistics.median(await asyncio.gather(*(one(index) for index in range(len(prompts)))))
+        return await asyncio.gather(*(one(index) for index in range(len(prompts))))
 
     async def _warm(self, prompts: Sequence[Sequence[Sequence[int]]], name: str) -> None:
-        async def one(engine: int) -> None:
-            for index, prompt in enumerate(prompts[engine]):
-                await self._clients[engine].warm(prompt, f"{name}-warm-{index}")
-
-        await asyncio.gather(*(one(engine) for engine in range(len(self._clients))))
+        # All at once: an engine prefills many prompts in the time of few.
+        await asyncio.gather(
+            *(
+                self._clients[engine].warm(prompt, f"{name}-warm-{index}")
+                for engine in range(len(self._clients))
+                for index, prompt in enumerate(prompts[engine])
+            )
+        )
 
     def _prompt(self, engine: int, length: int) -> list[int]:
         rng = self._rngs[engine]
         return [rng.randint(_FIRST_ID, _LAST_ID) for _ in range(length)]
+
+
+def bursts_that_fit(slots: int, max_model_len: int, capacity_tokens: int, times: int) -> Iterator[tuple[int, int, int]]:
+    """Prompts at once, and cached and new tokens of each; the new ones of all `times` stay in the cache.
+
+    A `capacity_tokens` of 0 is not known.
+    """
+    for cached, new in _BURSTS:
+        for requests in sorted({1, max(1, slots // 4), slots}):
+            kv_tokens = requests * (cached + times * (new + 1))
+            if cached + new < max_model_len and (not capacity_tokens or kv_tokens <= _MOST_KV * capacity_tokens):
+                yield requests, cached, new
 
 
 async def all_busy(engines: int, piece: Piece, repeats: int, *, first: int = 0) -> list[float]:

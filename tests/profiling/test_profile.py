@@ -50,6 +50,11 @@ def test_the_emulated_engine_is_measured_as_what_it_is(tmp_path, model_dir):
     assert (table.engines, table.block_tokens, table.chunked_prefill) == (1, 16, True)
     assert table.cached_step is not None and table.cached_step.tokens == 33
     assert {point.batch for point in table.decode} == {1, 2, 3, 4}
+    assert [(point.requests, point.cached_tokens, point.new_tokens) for point in table.bursts] == [
+        *((1, 0, 64), (4, 0, 64)),
+        *((1, 0, 512), (4, 0, 512)),
+    ]
+    assert table.mixed == (), "a context of 600 tokens is too short for these prompts"
     assert told["out"] == str(out)
     assert told["points"] == len(table.decode) == 12
     truth, found = load_profile("tiny-cpu"), table.fit().cost
@@ -61,6 +66,24 @@ def test_the_emulated_engine_is_measured_as_what_it_is(tmp_path, model_dir):
     assert refused("--model", model_dir, "--engine", "emulated", "--out", out).startswith(
         f"heddle: {out} exists: choose another --out"
     )
+
+
+def test_prompts_beside_decoding_sequences_tell_what_adds_up(tmp_path, model_dir):
+    """The emulated engine charges a prompt nothing but its tokens and its iteration."""
+    out = tmp_path / "table.json"
+    result = invoke(
+        *("--model", model_dir, "--engine", "emulated", "--slots", 8, "--max-context-tokens", 2000),
+        *("--tokens", 24, "--repeats", 1, "--out", out),
+    )
+    assert result.exit_code == 0, result.output
+    table = MeasuredTable.load(out)
+    assert [(point.decoding, point.cached_tokens, point.new_tokens) for point in table.mixed] == [
+        *((2, 1024, 64), (2, 1024, 64)),
+        *((6, 1024, 64), (6, 1024, 64)),
+    ]
+    assert all(point.prompts >= 0 and point.seconds > 0 for point in table.mixed)
+    assert {point.cached_tokens for point in table.bursts} == {0, 1024}
+    assert table.fit().cost.prompt_s == 0.0
 
 
 @pytest.mark.parametrize(
