@@ -26,7 +26,7 @@ from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.rollout import Arm, simulate
 
-_THEN = "admission=kv-forecast,doubt=0.5,beside_group=False"
+_THEN = "admission=kv-forecast,doubt=0.5"
 # What makes two runs the same but for chance.
 _SETUP = ("workload", "tasks", "token_scale", "tool_scale", "seed", "engine_count", "slots", "context")
 

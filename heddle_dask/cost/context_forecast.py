@@ -16,7 +16,6 @@ has beyond it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -231,41 +230,11 @@ class ContextForecast:
         """The largest use of each engine over all horizons, with the margin, as a share of its capacity."""
         return self._shares(self._mean, self._variance)
 
-    def best_engine(
-        self, domain: str, context_tokens: float, group: str, *, beside_group: bool = False
-    ) -> tuple[int, bool]:
-        """The engine that is least full at its fullest with one more new trajectory, and whether that fits there.
-
-        With `beside_group`, an engine with a member of its group comes first if it fits there.
-        """
+    def best_engine(self, domain: str, context_tokens: float, group: str) -> tuple[int, bool]:
+        """The engine that is least full at its fullest with one more new trajectory, and whether that fits there."""
         shares = self._shares_with(domain, context_tokens, group)
         engine = int(shares.argmin())
-        if beside_group:
-            there = [number for number in self._groups.get(group, ()) if shares[number] <= 1.0]
-            engine = min(there, key=lambda number: shares[number], default=engine)
         return engine, bool(shares[engine] <= 1.0)
-
-    def holds_all(self, waiting: Sequence[tuple[str, float, str]], count: int) -> bool:
-        """Whether `count` more trajectories fit into all engines together.
-
-        Parameters
-        ----------
-        waiting
-            Domain, first prompt and group of some of them; the others are like these.
-        """
-        mean = self._mean.sum(axis=0)
-        spread = self._spread * np.sqrt(np.maximum(0.0, self._variance.sum(axis=0)))
-        groups: dict[str, tuple[str, float, int]] = {}
-        for domain, context_tokens, group in waiting:
-            _, _, members = groups.get(group, (domain, context_tokens, 0))
-            groups[group] = domain, context_tokens, members + 1
-        added = np.zeros_like(mean)
-        for (domain, context_tokens, members), number in Counter(groups.values()).items():
-            alive = self._alive_of_new(domain, context_tokens)
-            held = context_tokens * (1.0 - (1.0 - alive) ** members)
-            added += number * (held + members * alive * self._horizons)
-        most = (mean + spread + added * (count / max(1, len(waiting)))).max()
-        return bool(most <= self._capacity.sum())
 
     def fits(self, domain: str, context_tokens: float, group: str, engine: int) -> bool:
         """Whether one more new trajectory fits on this engine."""

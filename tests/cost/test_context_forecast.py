@@ -166,30 +166,3 @@ def test_fits_says_of_each_engine_what_best_engine_says_of_the_best(
     engine, fits = forecast.best_engine("x", 900.0, "a")
     assert forecast.fits("x", 900.0, "a", engine) == fits
     assert fits or not forecast.fits("x", 900.0, "a", 1 - engine)
-
-
-@given(several, st.integers(1, 30), st.integers(1, 2_000), st.floats(0.0, 2e5))
-def test_it_starts_beside_its_group_only_where_that_fits(
-    ended: list[float], others: int, prompt: int, capacity: float
-) -> None:
-    """Engine 0 holds the group's prompt and is the fuller one."""
-    live = on_engine((50.0, float(prompt), "mine"), *[(50.0, 100.0, str(n)) for n in range(others)])
-    forecast = forecast_of({"x": DomainGrowth(ended, (), live)}, (capacity + 1.0, 1e6))
-    engine, fits = forecast.best_engine("x", float(prompt), "mine", beside_group=True)
-    assert engine == int(not forecast.fits("x", float(prompt), "mine", 0))
-    assert fits == forecast.fits("x", float(prompt), "mine", engine)
-    assert forecast.best_engine("x", float(prompt), "other", beside_group=True) == forecast.best_engine(
-        "x", float(prompt), "other"
-    )
-
-
-@given(several, st.integers(1, 40), st.floats(1e3, 3e5))
-def test_what_one_engine_takes_one_by_one_it_holds_together(ended: list[float], count: int, capacity: float) -> None:
-    forecast = forecast_of({"x": DomainGrowth(ended)}, (capacity,), 0.0)
-    waiting = [("x", 300.0, f"g{number // 3}") for number in range(count)]
-    together, one_by_one = forecast.holds_all(waiting, count), True
-    for domain, prompt, group in waiting:
-        _, fits = forecast.best_engine(domain, prompt, group)
-        one_by_one = one_by_one and fits
-        forecast.add(domain, prompt, group, 0)
-    assert together == one_by_one

@@ -40,7 +40,7 @@ def workload(prompts: int = 6, samples: int = 4, seed: int = 1) -> list[PlannedT
 
 def small_fleet(engines: int = 3, capacity: int = 9000, slots: int = 4, **more: Any) -> SimulatedFleet:
     """Few slots and little memory: steps queue, caches overflow."""
-    cost = replace(load_profile("qwen3-8b-h100"), capacity_tokens=capacity)
+    cost = replace(load_profile("qwen3-8b-h100"), capacity_tokens=capacity, per_prompt_s=0.0)
     made = equal_engines(engines, cost, slots=slots, max_context_tokens=CONTEXT)
     return SimulatedFleet(made, delays=more.pop("delays", DELAYS), **more)
 

@@ -28,8 +28,7 @@ _MOST_ASKED = 256
 class KvForecast:
     """Admit the oldest waiting trajectory while the forecast KV use stays within the memory; at least one per engine.
 
-    Each is admitted to the engine that will be least full at its fullest, where the prompt of a group counts once. If
-    more wait than fit, an engine that holds its group's prompt comes first: with one prompt for several, more fit. The
+    Each is admitted to the engine that will be least full at its fullest, where the prompt of a group counts once. The
     placement should honour the reservation. If any engine does not report its KV capacity, there is no limit.
 
     Parameters
@@ -41,14 +40,11 @@ class KvForecast:
         With more than 0, each trajectory has a margin of its own, which adds up: too few start.
     spread
         Standard deviations of an engine's forecast use that are kept free.
-    beside_group
-        Whether members of a group share an engine where more wait than fit.
     """
 
     fill: float = 0.95
     doubt: float = 0.0
     spread: float = 0.5
-    beside_group: bool = True
     _growth: GrowthBook = field(init=False, compare=False, default_factory=GrowthBook)
     _prompts: GroupPrompts = field(init=False, compare=False, default_factory=GroupPrompts)
     _forecast: ContextForecast | None = field(init=False, default=None)
@@ -56,9 +52,6 @@ class KvForecast:
     _known: bool = field(init=False, default=False)
     # The trajectory that did not fit; it is asked again with the next forecast.
     _rejected: Trajectory | None = field(init=False, default=None)
-    # Whether all that waited had room, and how many these were; 0: not asked since the last forecast.
-    _room: bool = field(init=False, default=True)
-    _waiting: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
         if self.fill <= 0 or min(self.doubt, self.spread) < 0:
@@ -81,13 +74,12 @@ class KvForecast:
             return
         if self._growth.is_due(view.alive) or self._forecast is None:
             self._forecast = self._forecast_now(view, engines)
-            self._rejected, self._waiting = None, 0
+            self._rejected = None
         if view.alive < len(engines):
             self._rejected = None
         while (first := next(iter(view.unadmitted), None)) is not None and first is not self._rejected:
             spec, prompt = first.spec, self._prompts.tokens_of(first, engines)
-            beside = self.beside_group and not self._have_room(view, engines)
-            number, fits = self._forecast.best_engine(spec.domain, prompt, spec.group_id, beside_group=beside)
+            number, fits = self._forecast.best_engine(spec.domain, prompt, spec.group_id)
             if not fits and view.alive >= len(engines):
                 self._rejected = first
                 return
@@ -95,17 +87,6 @@ class KvForecast:
             spec, prompt = chosen.spec, self._prompts.tokens_of(chosen, engines)
             self._forecast.add(spec.domain, prompt, spec.group_id, number)
             yield Admit(chosen, engines[number].engine_id, prompt)
-
-    def _have_room(self, view: ClusterView, engines: Sequence[Engine]) -> bool:
-        """Whether all that wait fit, by the forecast; found once for each forecast, and again when more wait."""
-        if view.waiting > self._waiting:
-            assert self._forecast is not None
-            some = [
-                (t.spec.domain, self._prompts.tokens_of(t, engines), t.spec.group_id)
-                for t in islice(view.unadmitted, _MOST_ASKED)
-            ]
-            self._waiting, self._room = view.waiting, self._forecast.holds_all(some, view.waiting)
-        return self._room
 
     def _next(self, view: ClusterView, first: Trajectory, prompt_tokens: float, number: int) -> Trajectory:
         """The oldest, unless only other engines hold the prompt of its group and that prompt is long.

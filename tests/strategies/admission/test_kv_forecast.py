@@ -154,7 +154,7 @@ def test_it_refuses_what_cannot_work(wrong: dict[str, float]) -> None:
 @pytest.mark.parametrize(("prompt", "first"), [(3_000, "a/1"), (30, "b/1")])
 def test_where_prompts_are_long_the_oldest_goes_that_finds_its_prompt_on_the_engine(prompt: int, first: str) -> None:
     """Each engine has memory for one. Group a began on one engine and b on the other; b waits for longer."""
-    stage = forecasting(int(1.2 * prompt), engines=2, options=",doubt=0.5,beside_group=False")
+    stage = forecasting(int(1.2 * prompt), engines=2, options=",doubt=0.5")
     for name in ("a/0", "b/0", "b/1"):
         stage.submit(name, group=name[0])
     stage.submit("c/0", prompt_tokens=4_000)  # on no engine, and too long for either
