@@ -263,6 +263,7 @@ class TrainRun(RolloutRun):
                 budget=self.budget,
                 pools=self.pools,
                 sampling=Sampling(held_out.temperature),
+                progress=False,
             )
 
         return Evaluation(self.held_out, open_rollout)
