@@ -19,7 +19,6 @@ from worlds.dask_cluster import with_cluster
 
 from heddle_dask.core.nouns import NORMAL, Priority
 from heddle_dask.live.wire import _dask_internals as internals
-from heddle_dask.live.wire.messages import PerKey
 
 # A nanny of this process needs Python's resource tracker, which is started again where it has ended.
 pytestmark = [pytest.mark.cluster, pytest.mark.filterwarnings("ignore:resource_tracker. process died:UserWarning")]
@@ -102,25 +101,68 @@ def test_dask_priority_reverses_our_sign_and_keeps_the_order_of_ties() -> None:
     assert [order for _, order in dask_order] == [2, 3, 1, 4]
 
 
-def test_a_callable_annotation_is_evaluated_per_key_and_reaches_plugin_and_worker() -> None:
-    seen: dict[Any, Any] = {}
-
-    async def read(value: int) -> Any:
-        return dict(internals.task_annotation(get_worker(), ("step", value)))
+def test_created_tasks_wait_are_pinned_and_run_and_their_futures_tell() -> None:
+    """Our own tasks of a client need no graph: Dask treats them as those of one."""
 
     async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
-        def on_graph(scheduler: Scheduler, *, annotations: Any, **kwargs: Any) -> None:
-            seen.update(annotations["heddle"])
-            for key, value in annotations["heddle"].items():
-                rank = internals.dask_priority(NORMAL, key[1])
-                ts = scheduler.tasks[key]
-                internals.pin(ts, workers[0].address, {"LLM": 1}, rank, {"engine": value})
+        told: list[tuple[Any, str]] = []
+        keys = [("step", value) for value in range(4)]
+        futures = [internals.told_future(client, key, lambda *what: told.append(what)) for key in keys]
+        placed = {1: {"engine": "one"}, 2: {"engine": "two"}, 3: {}}
+        runs = [(key, internals.packed_run(note_placement, key[1])) for key in keys]
+        internals.create_held(scheduler, client.id, runs)
+        for value, placement in placed.items():
+            rank = internals.dask_priority(NORMAL, -value)
+            internals.pin(scheduler.tasks["step", value], workers[0].address, {"LLM": 1}, rank, placement)
+        internals.begin(scheduler, keys, "test")
+        internals.create_held(scheduler, client.id, runs)  # again: nothing is made twice
+        assert [scheduler.tasks[key].state for key in keys] == ["no-worker", *["processing"] * 3]
+        assert await futures[1] == {"engine": "one"}
+        assert await futures[2] == {"engine": "two"}
+        with pytest.raises(ValueError, match="three"):
+            await futures[3]
+        await client.cancel([futures[0]], force=True)
+        await until(lambda: (keys[0], "cancelled") in told)
+        assert set(told) == {(keys[0], "cancelled"), (keys[1], "finished"), (keys[2], "finished"), (keys[3], "error")}
+        for future in futures:
+            future.release()
+        await until(lambda: not scheduler.tasks)
+        await workers[0].heartbeat()  # it tells of what each span of tasks has used
+        assert not workers[0].state.tasks
 
-        scheduler.add_plugin(Recorder(on_graph), name="test")
-        values = PerKey({("step", 1): "one", ("step", 2): "two"})
-        futures = submit(client, read, [1, 2], heddle=values)
-        assert await client.gather(futures) == [{"engine": "one"}, {"engine": "two"}]
-        assert seen == {("step", 1): "one", ("step", 2): "two"}
+    with_cluster(body)
+
+
+async def note_placement(value: int) -> dict[str, Any]:
+    if value == 3:
+        raise ValueError("three")
+    return dict(internals.task_annotation(get_worker(), ("step", value)))
+
+
+def test_a_message_to_a_client_comes_in_order_with_the_news_of_its_futures() -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        heard: list[Any] = []
+
+        class Tells(Recorder):
+            def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+                if start == "processing":
+                    internals.send_to_client(scheduler, client.id, {"op": "test-heard", "value": key[1]})
+
+        internals.add_client_handler(client, "test-heard", lambda value: heard.append(value))
+        scheduler.add_plugin(Tells(), name="tells")
+        for number in range(10):
+            future = internals.told_future(client, ("step", number), lambda *what: heard.append(what))
+            internals.create_held(scheduler, client.id, [(future.key, internals.packed_run(note_order, number))])
+            internals.pin(scheduler.tasks[future.key], workers[0].address, {}, (0, 0, 0), {})
+            internals.begin(scheduler, [future.key], "test")
+            await future
+            assert heard == [number, (("step", number), "finished")]
+            heard.clear()
+            future.release()
+            await until(lambda: heard)
+            assert heard == [(("step", number), "cancelled")]
+            heard.clear()
+        internals.send_to_client(scheduler, "gone", {"op": "test-heard", "value": 1})
 
     with_cluster(body)
 

@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import dask
 import pytest
 from distributed import Client, LocalCluster
 from worlds.live_agents import FaultyAgent, RecordingWorker, ToolAgent
@@ -247,32 +246,5 @@ def test_a_failure_inside_the_plugin_is_raised_at_the_client(model_dir: str) -> 
             await client.run_on_scheduler(sabotage)
             with pytest.raises(ControlPlaneFailed, match="the controller is broken"):
                 await rollout.run(2)
-
-    run(body())
-
-
-def test_without_the_plugin_nothing_of_ours_runs_by_accident(model_dir: str) -> None:
-    from heddle_dask.core.ids import ActionId, TrajectoryId
-    from heddle_dask.core.nouns import ActionRequest
-    from heddle_dask.live.driver.connection.submission import Submitter
-    from heddle_dask.live.wire.messages import ActionCall
-
-    async def body() -> None:
-        with dask.config.set({"distributed.scheduler.work-stealing": True}):
-            async with (
-                LocalCluster(n_workers=1, processes=False, dashboard_address="127.0.0.1:0", asynchronous=True) as plain,
-                Client(plain, asynchronous=True) as client,
-            ):
-                import asyncio
-
-                submitter = Submitter(client, "s")
-                call = ActionCall("s", "a", b"", None, "s/a")
-                request = ActionRequest(ActionId("a"), TrajectoryId("t"), "tool", "x")
-                waiting = asyncio.ensure_future(submitter.action(call, request))
-                await asyncio.sleep(0.5)
-                assert not waiting.done()
-                assert plain.scheduler.tasks[call.key].state == "no-worker"
-                waiting.cancel()
-                await asyncio.wait([waiting])
 
     run(body())

@@ -59,18 +59,18 @@ async def sends_large_values(task: Task, ctx: Context) -> float:
 
 
 def watches() -> tuple[Any, Any]:
-    """Two functions for the scheduler: the first has it note the largest graph that comes, the second tells it."""
+    """Two functions for the scheduler: the first has it note the largest task that comes, the second tells it."""
 
     def watch(dask_scheduler: Any) -> None:
         dask_scheduler.heddle_test_largest = 0
-        handle = dask_scheduler.stream_handlers["update-graph"]
+        handle = dask_scheduler.stream_handlers["heddle-submit-tasks"]
 
-        async def update_graph(**message: Any) -> Any:
-            size = sum(len(frame) for frame in message["expr_ser"].frames)
-            dask_scheduler.heddle_test_largest = max(dask_scheduler.heddle_test_largest, size)
-            return await handle(**message)
+        def submit(**message: Any) -> None:
+            sizes = [len(task["run"]) for task in message["tasks"]]
+            dask_scheduler.heddle_test_largest = max(dask_scheduler.heddle_test_largest, *sizes)
+            handle(**message)
 
-        dask_scheduler.stream_handlers["update-graph"] = update_graph
+        dask_scheduler.stream_handlers["heddle-submit-tasks"] = submit
 
     def largest(dask_scheduler: Any) -> int:
         return int(dask_scheduler.heddle_test_largest)

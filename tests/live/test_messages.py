@@ -27,6 +27,7 @@ from heddle_dask.core.ids import (
 )
 from heddle_dask.core.nouns import (
     ActionRequest,
+    DurationProfile,
     EngineDescription,
     FinishedWork,
     HostDescription,
@@ -34,12 +35,12 @@ from heddle_dask.core.nouns import (
     TpDegreePlan,
     TrajectorySpec,
 )
-from heddle_dask.core.resources import ModelService, PoolMaximum, Resources
+from heddle_dask.core.resources import Amounts, ModelService, PoolMaximum, ResourceDemand, Resources
 from heddle_dask.core.run_description import RetryPolicy, StalenessBound, WeightUpdatePolicy
 from heddle_dask.engines.contract import GenerateResult, VersionSpan
 from heddle_dask.live.wire import cluster_messages as cluster
 from heddle_dask.live.wire import driver_messages as driver
-from heddle_dask.live.wire import envelopes, transport
+from heddle_dask.live.wire import envelopes, results, transport
 from heddle_dask.live.wire import training_messages as training
 from heddle_dask.live.wire import worker_messages as workers
 from heddle_dask.live.wire.codec import OP, Message, Request, WireValue
@@ -49,7 +50,6 @@ from heddle_dask.live.wire.messages import (
     ActionPlacement,
     StepPlacement,
     StepResult,
-    Submission,
     action_key,
     named_by,
     step_key,
@@ -58,7 +58,6 @@ from heddle_dask.live.wire.messages import (
 VERSION = PolicyVersion("a1", 7)
 STEP = StepId(TrajectoryId("t/0"), 3, 1)
 ACTION = ActionId("t/0/a2")
-END = ev.StepDelivered(UNSTAMPED, STEP, EngineId("e"), 5, 4, "stop", 7)
 SPEC = TrajectorySpec(TrajectoryId("t/0"), GroupId("g"), 1, "d", 40, 30, 9, 2)
 ENGINE = EngineDescription(EngineId("e"), 8, 4096, 2, 10_000, 3, True, 0.5)
 RESULT = StepResult(
@@ -68,8 +67,16 @@ RESULT = StepResult(
     engine_s=0.6,
     read='{"content": "4"}',
 )
-OUTCOME = ActionOutcome("raised", b"value", "message", "detail", "h", 2, 0.5, "tcp://w", 0.25, 0.125, "output")
+OUTCOME = ActionOutcome("raised", b"value", "message", "detail", "h", 2, 0.5, 0.25, 0.125, "output")
 LINE = [["StepCancelled", 0.5, ["t/0", 3, 1]], []]
+REQUEST = ActionRequest(
+    ACTION,
+    SPEC.trajectory_id,
+    "tool",
+    "name",
+    ResourceDemand.of(cpus=Amounts(1, 8), memory_bytes=2**30),
+    profile=DurationProfile(2.0, 0.5),
+)
 NOTICES = (
     cmd.AdmitTrajectory(SPEC.trajectory_id, EngineId("e")),
     cmd.GiveUpStep(STEP, "cause"),
@@ -96,8 +103,6 @@ ORDERED: tuple[envelopes.Ordered, ...] = (
 )
 REPORTED: tuple[envelopes.Reported, ...] = (
     ev.StepStarted(UNSTAMPED, STEP, EngineId("e")),
-    ev.StepFinished(UNSTAMPED, STEP, EngineId("e"), 5, 4, "stop", 7),
-    ev.StepFailed(UNSTAMPED, STEP, EngineId("e"), "engine-lost"),
     ev.ActionFinished(UNSTAMPED, ACTION, HostId("h"), 0.5, False, False, "memory", 2.5),
     ev.MoveEnded(UNSTAMPED, SPEC.trajectory_id, EngineId("f"), True, "transfer", 0.5, 9, "cause", EngineId("e")),
     ev.EngineLost(UNSTAMPED, EngineId("e"), "reason", stranded=False),
@@ -108,7 +113,6 @@ REPORTED: tuple[envelopes.Reported, ...] = (
     ev.WeightsFetched(UNSTAMPED, EngineId("e"), VERSION, "cause", 1.5),
     ev.WeightsInstalled(UNSTAMPED, EngineId("e"), VERSION, 0.05, "cause"),
     ev.TrajectoryForked(UNSTAMPED, SPEC, TrajectoryId("t/0#1")),
-    END,
     ev.StepCancelled(UNSTAMPED, STEP),
     ev.SandboxClosed(UNSTAMPED, "s/t/s0"),
     ev.ProgramEnded(UNSTAMPED, SPEC.trajectory_id),
@@ -152,7 +156,7 @@ SAMPLES: list[Message] = [
     driver.TrajectoriesEndedReport(
         "s",
         (
-            driver.EndedTrajectory(ev.TrajectoryEnded(UNSTAMPED, SPEC.trajectory_id, "completed"), piggybacked_end=END),
+            driver.EndedTrajectory(ev.TrajectoryEnded(UNSTAMPED, SPEC.trajectory_id, "completed"), "cause"),
             driver.EndedTrajectory(ev.TrajectoryEnded(UNSTAMPED, SPEC.trajectory_id, "failed"), "agent", reward=0.5),
         ),
     ),
@@ -218,17 +222,31 @@ SAMPLES: list[Message] = [
     training.WeightStatus(
         (training.EngineWeightState(EngineId("e"), VERSION, None, "idle"),), VERSION, None, True, 8, 4, 4, 7
     ),
-    workers.StepResults((workers.PushedStep(STEP, RESULT),)),
-    workers.ActionResults((workers.PushedAction(ACTION, OUTCOME),)),
-    workers.FetchStepResults("s"),
-    workers.FetchActionResults("s"),
+    driver.SubmitTasks(
+        "s",
+        (
+            driver.SubmittedTask(step_key("s", STEP), StepRequest(STEP, 40, 20), b"run"),
+            driver.SubmittedTask(action_key("s", ACTION), REQUEST, b"run"),
+        ),
+    ),
+    results.ResultReport(
+        "s", step_key("s", STEP), ev.StepFinished(UNSTAMPED, STEP, EngineId("e"), 5, 4, "stop", 7), b"result"
+    ),
+    results.ResultReport("s", step_key("s", STEP), ev.StepFailed(UNSTAMPED, STEP, EngineId("e"), "engine-lost"), b""),
+    results.ResultReport(
+        "s",
+        action_key("s", ACTION),
+        ev.ActionFinished(UNSTAMPED, ACTION, HostId("h"), 0.5, False, False, "memory", 2.5),
+        b"result",
+    ),
+    results.ResultNotice("s", action_key("s", ACTION), b"result"),
 ]
 # Dask takes these out of a message, or adds them, before a handler is called.
 DASK_NAMES = {OP, "worker", "client", "comm", "reply", "close", "serializers", "deserializers"}
 
 
 def message_types() -> Iterator[type[Message]]:
-    for module in (transport, envelopes, cluster, driver, workers, training):
+    for module in (transport, envelopes, cluster, driver, workers, training, results):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if kind.__module__ == module.__name__ and issubclass(kind, Message) and is_dataclass(kind):
                 yield kind
@@ -311,12 +329,9 @@ def test_a_value_comes_back_as_it_was(value: WireValue) -> None:
     assert type(value).from_wire(through_dask(value.to_wire())) == value
 
 
-def test_a_submission_travels_with_its_graph() -> None:
-    for submission in (
-        Submission(StepRequest(STEP, 40, 20), END),
-        Submission(ActionRequest(ACTION, SPEC.trajectory_id, "tool", "name", 1, 4)),
-    ):
-        assert pickle.loads(pickle.dumps(submission)) == submission
+@pytest.mark.parametrize("result", [RESULT, OUTCOME], ids=lambda value: type(value).__name__)
+def test_a_result_comes_back_as_it_was(result: results.Result) -> None:
+    assert pickle.loads(results.packed_result(result)) == result
 
 
 def test_a_message_of_another_version_is_refused() -> None:

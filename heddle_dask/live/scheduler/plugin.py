@@ -49,6 +49,7 @@ from heddle_dask.live.wire.messages import (
     STREAM_INTERVAL_S,
     TOOL_RESOURCE,
 )
+from heddle_dask.live.wire.results import ResultReport
 from heddle_dask.live.wire.transport import Done, FaultReport, Handlers, ask_worker, guarded, send
 from heddle_dask.predictors.chosen import build_predictor
 from heddle_dask.predictors.known import KnownWork
@@ -145,6 +146,8 @@ class HeddleScheduler(SchedulerPlugin):
             ev.ServiceEvicted: self.service_changed,
             ev.ServiceLost: self.service_changed,
         }
+        handlers.take(driver.SubmitTasks, self.tasks_submitted)
+        handlers.take(ResultReport, self._unless_left(self.ended))
         for kind in get_args(Reported):
             handlers.take_report(kind, of_cluster.get(kind, self.session_event))
         handlers.add_to(scheduler)
@@ -366,24 +369,9 @@ class HeddleScheduler(SchedulerPlugin):
     # -- Dask's hooks ------------------------------------------------------------------------------
 
     @hook
-    def update_graph(
-        self,
-        scheduler: Scheduler,
-        *,
-        client: str,
-        tasks: list[Any],
-        keys: set[Any],
-        annotations: Mapping[str, Mapping[Any, Any]],
-        priority: Mapping[Any, Any],
-        **kwargs: Any,
-    ) -> None:
-        """Place the steps and actions of a submission, before Dask's first transition of them."""
-        submissions = annotations.get(dask.ANNOTATION)
-        if not submissions:
-            self._foreign.submitted(scheduler, tasks)
-        else:
-            for events in list(self._sessions.values()):
-                events.tasks_submitted(submissions, priority)
+    def update_graph(self, scheduler: Scheduler, *, tasks: list[Any], **kwargs: Any) -> None:
+        """A client has submitted a graph, which has nothing of ours."""
+        self._foreign.submitted(scheduler, tasks)
 
     @hook
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
@@ -458,9 +446,10 @@ class HeddleScheduler(SchedulerPlugin):
     # -- engines and hosts -------------------------------------------------------------------------
 
     def _unless_left(self, handler: Callable[[str, Any], None]) -> Callable[[str, Any], None]:
-        """Take nothing from a worker that Dask has removed: its stream may still bring what it announced before.
+        """Take nothing from a worker that Dask has removed: its stream may still bring what it told before.
 
-        Its engine would be given steps, and the loss of that engine would not be reported a second time.
+        Its engine would be given steps, and the loss of that engine would not be reported a second time. Its steps and
+        actions are lost attempts, and run again.
         """
 
         def take(worker: str, report: Any) -> None:
@@ -547,6 +536,17 @@ class HeddleScheduler(SchedulerPlugin):
         events = self._known(session)
         if events is not None:
             events.take(event)
+
+    def tasks_submitted(self, sender: str, message: driver.SubmitTasks) -> None:
+        """The driver has made futures of steps and actions; those of a session that has ended stay without a task."""
+        if message.session in self._sessions:
+            self._sessions[message.session].tasks_submitted(message.tasks)
+
+    def ended(self, worker: str, report: ResultReport) -> None:
+        """A step or an action has ended."""
+        events = self._known(report.session)
+        if events is not None:
+            events.ended(report)
 
     def trajectories_ended(self, sender: str, report: driver.TrajectoriesEndedReport) -> None:
         """The programs of trajectories have ended."""

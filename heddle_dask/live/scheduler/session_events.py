@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -29,9 +29,15 @@ from heddle_dask.live.scheduler.dispatcher import Dispatcher
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.scheduler.session import Session
 from heddle_dask.live.wire import _dask_internals as dask
-from heddle_dask.live.wire.driver_messages import DeclaredService, SubmittedTrajectory, TrajectoriesEndedReport
+from heddle_dask.live.wire.driver_messages import (
+    DeclaredService,
+    SubmittedTask,
+    SubmittedTrajectory,
+    TrajectoriesEndedReport,
+)
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Reported
-from heddle_dask.live.wire.messages import Key, Submission, is_key_of, step_key
+from heddle_dask.live.wire.messages import Key, is_key_of, step_key
+from heddle_dask.live.wire.results import Ended, ResultNotice, ResultReport
 from heddle_dask.live.wire.training_messages import EngineWeightState, TrainingFiguresReport, WeightStatus
 from heddle_dask.predictors.contract import Predictor
 
@@ -124,36 +130,21 @@ class SessionEvents:
             self._feed(ev.TrajectorySubmitted(UNSTAMPED, each.spec))
 
     @guarded
-    def tasks_submitted(self, submissions: Mapping[Key, Submission], priority: Mapping[Any, Any]) -> None:
-        """Place the steps and actions of a submission, before Dask's first transition of them."""
-        # Dask collects annotations in a set: only the priorities still know the order of submission.
-        own = [key for key in submissions if is_key_of(self.session.session_id, key)]
-        for key in sorted(own, key=priority.__getitem__):
-            dask.hold(self._scheduler.tasks[key])
-            self.session.held[key] = None
-            request = submissions[key].request
-            delivered = submissions[key].piggybacked_end
-            if delivered is not None:
-                self._take_delivered(delivered)
-            if isinstance(request, StepRequest):
-                self._feed(ev.StepRequested(UNSTAMPED, request))
+    def tasks_submitted(self, tasks: Sequence[SubmittedTask]) -> None:
+        """Make steps and actions Dask tasks, and place them before Dask's first transition of them."""
+        dask.create_held(self._scheduler, self.session.client_id, [(task.key, task.run) for task in tasks])
+        for task in tasks:
+            self.session.held[task.key] = None
+            if isinstance(task.request, StepRequest):
+                self._feed(ev.StepRequested(UNSTAMPED, task.request))
             else:
-                self._feed(ev.ActionRequested(UNSTAMPED, request))
-
-    def _take_delivered(self, end: ev.StepDelivered) -> None:
-        """The driver has the result of a step: if its worker has not reported the end yet, the step ends now."""
-        if not self.session.awaits(end.step_id):
-            return
-        self._feed(end)
-        # Its task is held if its worker died between the push to the driver and the report to the scheduler.
-        self.session.return_unawaited([step_key(self.session.session_id, end.step_id)])
+                self._feed(ev.ActionRequested(UNSTAMPED, task.request))
+        dask.begin(self._scheduler, [task.key for task in tasks], f"heddle-submit-{tasks[0].key[2]}")
 
     @guarded
     def trajectories_ended(self, report: TrajectoriesEndedReport) -> None:
         """The programs of trajectories have ended."""
         for ended in report.ended:
-            if ended.piggybacked_end is not None:
-                self._take_delivered(ended.piggybacked_end)
             trajectory_id, status = ended.event.trajectory_id, ended.event.status
             known = self.session.trajectory(trajectory_id)
             told = known is None or known.state is TrajectoryState.SCORING
@@ -166,7 +157,14 @@ class SessionEvents:
 
     # -- of drivers and workers --------------------------------------------------------------------
 
-    def take(self, event: Reported) -> None:
+    def ended(self, report: ResultReport) -> None:
+        """A step or an action has ended: the controller knows it first, then the driver."""
+        self.take(report.event)
+        if report.result and not self.session.closed:
+            notice = ResultNotice(report.session, report.key, report.result)
+            dask.send_to_client(self._scheduler, self.session.client_id, notice.to_wire())
+
+    def take(self, event: Reported | Ended) -> None:
         """A driver or a worker has reported an event of this session."""
         if isinstance(event, _TO_THE_END):
             if self.control.open_sessions:
@@ -174,12 +172,9 @@ class SessionEvents:
         elif not self.session.closed and self.session.failure is None:
             self.attempt(self._take, event)
 
-    def _take(self, event: Reported) -> None:
+    def _take(self, event: Reported | Ended) -> None:
         session = self.session
         match event:
-            case ev.StepDelivered():
-                self._take_delivered(event)
-                return
             case ev.StepCancelled():
                 session.held.pop(step_key(session.session_id, event.step_id), None)
             case ev.ProgramEnded():

@@ -7,14 +7,17 @@ one, that test says which. Nothing else in the package touches an undocumented a
 from __future__ import annotations
 
 import asyncio
+import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from dask._task_spec import Task
 from dask.utils import key_split
 from distributed import Client, Future, Scheduler, Status, Worker
 from distributed.batched import BatchedSend
+from distributed.client import FutureState
 from distributed.core import rpc
 from distributed.scheduler import TaskState, WorkerState
 from distributed.scheduler import heartbeat_interval as heartbeat_interval
@@ -25,7 +28,7 @@ from heddle_dask.core.nouns import Priority
 
 # A resource that no worker has: a task that needs it waits in state "no-worker" until it is released.
 HOLD_RESOURCE = "HEDDLE-HOLD"
-# Dask annotation under which our facts travel with a task: a request on its way in, a placement on its way out.
+# Dask annotation under which the placement of a task travels to its worker.
 ANNOTATION = "heddle"
 # Below any order or level that a priority has.
 _FIRST = -(2**62)
@@ -180,15 +183,102 @@ def send_from_worker(worker: Worker, message: dict[str, Any]) -> None:
 
 
 def send_from_client(client: Client, message: dict[str, Any]) -> None:
-    """Send to the scheduler in order with this client's submissions."""
-    client._send_to_scheduler(message)
+    """Send to the scheduler, in order; to be called on the client's event loop."""
+    client._send_to_scheduler_safe(message)
 
 
-async def settled(future: Future) -> None:
-    """Wait until the future is finished, failed or cancelled; being cancelled itself is harmless."""
-    state = future._state
-    if state is not None:
-        await state.wait()
+def send_to_client(scheduler: Scheduler, client_id: str, message: dict[str, Any]) -> None:
+    """Send to a client, in order with what Dask tells it of its futures; one that has gone is ignored."""
+    stream = scheduler.client_comms.get(client_id)
+    if stream is not None and not stream.closed():
+        stream.send(message)
+
+
+def add_client_handler(client: Client, op: str, handler: Callable[..., None]) -> None:
+    """Have a client hand what `send_to_client` sends with this operation to `handler`, for ever: Dask logs others."""
+    client._stream_handlers[op] = handler
+
+
+class _ToldState(FutureState):
+    """The state of a future that tells when it is finished, failed or cancelled; waiting for it takes a task each."""
+
+    __slots__ = ("_tell",)
+
+    def __init__(self, key: Any, tell: Callable[[Any, str], None]) -> None:
+        super().__init__(key)
+        self._tell = tell
+
+    def finish(self, type: Any = None) -> None:
+        super().finish(type)
+        self._tell(self.key, self.status)
+
+    def set_error(self, exception: Any, traceback: Any) -> None:
+        super().set_error(exception, traceback)
+        self._tell(self.key, self.status)
+
+    def cancel(self, reason: Any = None, msg: Any = None) -> None:
+        super().cancel(reason, msg)
+        self._tell(self.key, self.status)
+
+
+def told_future(client: Client, key: Any, tell: Callable[[Any, str], None]) -> Future:
+    """The future of a key that the client is about to submit.
+
+    Parameters
+    ----------
+    tell
+        Takes key and status when it is ``"finished"``, ``"error"`` or ``"cancelled"``, also because it is released.
+    """
+    client.futures[key] = _ToldState(key, tell)
+    return Future(key, client)
+
+
+def packed_run(function: Callable[..., Any], argument: Any) -> bytes:
+    """What a task calls, a coroutine function, pickled: the scheduler passes it on unopened."""
+    return pickle.dumps((function, argument))
+
+
+async def _run_packed(run: bytes) -> Any:
+    function, argument = pickle.loads(run)
+    return await function(argument)
+
+
+class _PackedTask(Task):
+    """A task whose call nobody opens before it runs, and that travels as its key and its call."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _packed_task, (self.key, *self.args)
+
+
+def _packed_task(key: Any, run: bytes) -> _PackedTask:
+    return _PackedTask(key, _run_packed, run)
+
+
+def create_held(scheduler: Scheduler, client_id: str, runs: Sequence[tuple[Any, bytes]]) -> None:
+    """Create tasks that a client wants, held, as Dask does for a graph of them; `begin` gives them to Dask.
+
+    A graph of one task costs scheduler and client several times as much.
+    """
+    tasks = []
+    for number, (key, run) in enumerate(runs):
+        if key in scheduler.tasks:
+            continue
+        ts = scheduler.new_task(key, _packed_task(key, run), "released")
+        ts.priority = (0, scheduler.generation, number)
+        hold(ts)
+        tasks.append(ts)
+    spans = scheduler.extensions.get("spans")
+    if spans is not None and not all(ts.group.span_id for ts in tasks):
+        spans.observe_tasks(tasks, code=(), span_metadata={})
+    scheduler.client_desires_keys([key for key, _ in runs], client_id)
+
+
+def begin(scheduler: Scheduler, keys: Iterable[Any], stimulus_id: str) -> None:
+    """Dask's first transitions of created tasks: those that were pinned since are dispatched, the others wait."""
+    waiting = {key: "waiting" for key in keys if scheduler.tasks[key].state == "released"}
+    scheduler.transitions(dict(reversed(waiting.items())), stimulus_id)  # type: ignore[arg-type]
 
 
 async def call_worker(caller: Client | Scheduler | Worker, address: str, handler: str, /, **arguments: Any) -> Any:

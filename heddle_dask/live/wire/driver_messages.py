@@ -11,13 +11,21 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from heddle_dask.core.commands import AdmitTrajectory, CancelTrajectory, GiveUpAction, GiveUpStep
-from heddle_dask.core.events import EngineLost, StepDelivered, TrajectoryEnded, WeightsFetched, WeightsInstalled
+from heddle_dask.core.events import EngineLost, TrajectoryEnded, WeightsFetched, WeightsInstalled
 from heddle_dask.core.ids import ActionId, StepId
-from heddle_dask.core.nouns import EngineDescription, FinishedWork, TpDegreePlan, TrajectorySpec
+from heddle_dask.core.nouns import (
+    ActionRequest,
+    EngineDescription,
+    FinishedWork,
+    StepRequest,
+    TpDegreePlan,
+    TrajectorySpec,
+)
 from heddle_dask.core.resources import ApiQuota, ModelService
 from heddle_dask.core.run_description import RetryPolicy, StalenessBound, WeightUpdatePolicy
 from heddle_dask.live.wire.cluster_messages import QueuedCapacity
 from heddle_dask.live.wire.codec import Message, Request, WireValue
+from heddle_dask.live.wire.messages import Key
 from heddle_dask.live.wire.transport import Done
 
 # -- notices: what the scheduler tells the driver --------------------------------------------------
@@ -25,7 +33,7 @@ from heddle_dask.live.wire.transport import Done
 
 @dataclass(frozen=True, slots=True)
 class StepResultLostNotice(Message):
-    """The step has ended, and its worker died with the result: without a pushed result the driver asks again."""
+    """The step has ended, and its worker died with the result: without that the driver asks again."""
 
     op: ClassVar[str] = "heddle-step-result-lost"
 
@@ -34,7 +42,7 @@ class StepResultLostNotice(Message):
 
 @dataclass(frozen=True, slots=True)
 class ActionResultLostNotice(Message):
-    """The action has ended, and its worker died with the result: without a pushed result the driver asks again."""
+    """The action has ended, and its worker died with the result: without that the driver asks again."""
 
     op: ClassVar[str] = "heddle-action-result-lost"
 
@@ -194,12 +202,30 @@ class SubmitTrajectories(Request[Done]):
 
 
 @dataclass(frozen=True, slots=True)
+class SubmittedTask(WireValue):
+    """A step or an action that becomes a Dask task, of which the driver has made the future."""
+
+    key: Key
+    request: StepRequest | ActionRequest  # what the controller is asked for
+    run: bytes  # `_dask_internals.packed_run`: what its worker opens and runs
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitTasks(Message):
+    """Run these steps and actions where and when the controller says."""
+
+    op: ClassVar[str] = "heddle-submit-tasks"
+
+    session: str
+    tasks: tuple[SubmittedTask, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class EndedTrajectory(WireValue):
-    """The program of a trajectory has ended; `reward` is None when unknown, `piggybacked_end` as in `Submission`."""
+    """The program of a trajectory has ended; `reward` is None when unknown."""
 
     event: TrajectoryEnded
     cause: str = ""
-    piggybacked_end: StepDelivered | None = None
     reward: float | None = None
 
 

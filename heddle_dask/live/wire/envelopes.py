@@ -28,10 +28,8 @@ Ordered = (
 )
 
 Reported = (
-    # Of workers.
+    # Of workers, beside what comes with a result (`results.ResultReport`).
     ev.StepStarted
-    | ev.StepFinished
-    | ev.StepFailed
     | ev.ActionFinished
     | ev.MoveEnded
     | ev.EngineLost
@@ -43,7 +41,6 @@ Reported = (
     | ev.WeightsInstalled
     # Of drivers.
     | ev.TrajectoryForked
-    | ev.StepDelivered
     | ev.StepCancelled
     | ev.SandboxClosed
     | ev.ProgramEnded

@@ -6,16 +6,13 @@ bytes, and token ids only as the delta that the worker does not hold yet.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from heddle_dask.core.events import StepDelivered, StepFinished
 from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryId
-from heddle_dask.core.nouns import ActionRequest, StepRequest
 from heddle_dask.core.resources import CPUS, Resources
 from heddle_dask.engines.contract import NOTHING_GENERATED, GenerateResult, ReplyReading, SamplingParams
 from heddle_dask.live.wire.codec import WireValue
-from heddle_dask.live.wire.envelopes import UNSTAMPED
 
 # Dask requires a tuple: kind of the task, session, trajectory or action, step index, attempt.
 Key = tuple[str, str, str, int, int]
@@ -121,29 +118,8 @@ class StepResult(WireValue):
     run_s: float = 0.0  # seconds from the start of the task on its worker to the engine's answer
     # What the engine says it took, its own queue included; NaN when it does not say.
     engine_s: float = float("nan")
-    address: str = ""  # of the Dask worker that holds this result
     message: str = ""
     read: str = ""  # JSON text of the message that the engine has read; empty: it was not asked
-
-
-End = TypeVar("End", bound=StepFinished)
-
-
-def step_end(kind: type[End], call: StepCall, result: StepResult) -> End:
-    """The end of a step that an engine answered, for the controller.
-
-    The worker reports it, and the driver repeats it as a `StepDelivered` with what the trajectory asks for next (a
-    piggybacked step end): that request may reach the scheduler before the worker's report.
-    """
-    return kind(
-        UNSTAMPED,
-        step_id=call.step_id,
-        engine_id=EngineId(result.engine_id),
-        new_tokens=len(result.generated.token_ids),
-        cached_tokens=result.generated.cached_tokens,
-        finish_reason=result.generated.finish_reason,
-        policy_version=result.generated.policy_version,
-    )
 
 
 # -- actions ---------------------------------------------------------------------------------------
@@ -216,7 +192,6 @@ class ActionOutcome(WireValue):
     host_id: str = ""
     cpus: int = 0
     run_s: float = 0.0
-    address: str = ""
     # `quota_s`, `load_s`: seconds of its wait for the quota of an API, and for its model service.
     quota_s: float = 0.0
     load_s: float = 0.0
@@ -224,15 +199,6 @@ class ActionOutcome(WireValue):
 
 
 # -- annotations -----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """The driver's annotation of a task: what the controller is asked for."""
-
-    request: StepRequest | ActionRequest
-    # The end of the trajectory's step before, where the scheduler may not have its report yet.
-    piggybacked_end: StepDelivered | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,13 +229,3 @@ class ActionPlacement(WireValue):
     def cpus(self) -> int:
         """The CPUs among its resources."""
         return self.resources[CPUS]
-
-
-@dataclass(frozen=True, slots=True)
-class PerKey:
-    """A Dask annotation whose value differs per task of one batch; Dask calls it with the key."""
-
-    values: dict[Any, Any] = field(default_factory=dict)
-
-    def __call__(self, key: Any) -> Any:
-        return self.values[key]

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from heddle_dask.core.commands import LoadService, MoveContext
-from heddle_dask.core.ids import ActionId, StepId, TrajectoryId
+from heddle_dask.core.ids import ActionId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription, HostDescription
-from heddle_dask.live.wire.codec import Message, Request, WireValue
-from heddle_dask.live.wire.messages import ActionOutcome, Key, StepResult, action_key, step_key
+from heddle_dask.live.wire.codec import Message, Request
 from heddle_dask.live.wire.transport import Done
 
 # -- worker to scheduler: engines and hosts --------------------------------------------------------
@@ -207,75 +206,15 @@ class ExportContext(Request[ExportedContext]):
     transfer: bool
 
 
-# -- worker to driver: pushed results --------------------------------------------------------------
+# -- driver to worker ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class PutActionPayload(Request[Done]):
-    """Driver to worker: the long payload that a running action waits for."""
+    """The long payload that a running action waits for."""
 
     op: ClassVar[str] = "heddle_put_action_payload"
 
     session: str
     action_id: ActionId
     payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class PushedStep(WireValue):
-    """The result of a step."""
-
-    step_id: StepId
-    result: StepResult
-
-    def key(self, session: str) -> Key:
-        """The Dask key of the step."""
-        return step_key(session, self.step_id)
-
-
-@dataclass(frozen=True, slots=True)
-class PushedAction(WireValue):
-    """The outcome of an action."""
-
-    action_id: ActionId
-    result: ActionOutcome
-
-    def key(self, session: str) -> Key:
-        """The Dask key of the action."""
-        return action_key(session, self.action_id)
-
-
-@dataclass(frozen=True, slots=True)
-class StepResults(Message):
-    """Results of steps, in order."""
-
-    op: ClassVar[str] = "heddle_step_results"
-
-    results: tuple[PushedStep, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ActionResults(Message):
-    """Outcomes of actions, in order."""
-
-    op: ClassVar[str] = "heddle_action_results"
-
-    results: tuple[PushedAction, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FetchStepResults(Request[StepResults]):
-    """Long poll of the driver for results of steps."""
-
-    op: ClassVar[str] = "heddle_fetch_step_results"
-
-    session: str
-
-
-@dataclass(frozen=True, slots=True)
-class FetchActionResults(Request[ActionResults]):
-    """Long poll of the driver for outcomes of actions."""
-
-    op: ClassVar[str] = "heddle_fetch_action_results"
-
-    session: str

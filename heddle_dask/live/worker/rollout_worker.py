@@ -60,10 +60,9 @@ from heddle_dask.live.wire.messages import (
     StepPlacement,
     StepResult,
     StepStatus,
-    step_end,
     step_key,
 )
-from heddle_dask.live.wire.result_push import Outbox
+from heddle_dask.live.wire.results import ResultReport, packed_result
 from heddle_dask.live.wire.transport import Done, Handlers, guarded, tells_faults
 from heddle_dask.live.wire.worker_messages import (
     EngineReadyReport,
@@ -71,12 +70,9 @@ from heddle_dask.live.wire.worker_messages import (
     EngineStartingReport,
     EngineWorkerReport,
     ExportContext,
-    FetchStepResults,
     GpusReturnedReport,
     HostEngine,
     MoveContextOrder,
-    PushedStep,
-    StepResults,
     TakeContext,
 )
 from heddle_dask.live.worker.announcements import Announcements
@@ -133,7 +129,7 @@ class RolloutWorker(WorkerPlugin):
         self.watch = watch
         self.waits = waits
         self.worker: Worker | None = None
-        self._reports: dict[Key, Report] = {}
+        self._reports: dict[Key, ResultReport] = {}
         self._client: EngineClient | None = None
 
     async def setup(self, worker: Worker) -> None:
@@ -151,7 +147,6 @@ class RolloutWorker(WorkerPlugin):
         self._announcements = Announcements(worker)
         self._send = self._announcements.send
         self._contexts = ContextCache()
-        self._outbox: Outbox[PushedStep] = Outbox()
         weights = os.environ.get(WEIGHTS_VARIABLE) or Path(worker.local_directory).parent / "heddle-weights"
         # Not within: copies of models make room there for each other.
         published = Path(f"{weights}-published")
@@ -165,7 +160,6 @@ class RolloutWorker(WorkerPlugin):
         handlers.answer(TakeContext, self._mover.take)
         handlers.answer(ExportContext, self._mover.export)
         handlers.answer(HostEngine, self.host_engine)
-        handlers.answer(FetchStepResults, self.step_results)
         handlers.take(MoveContextOrder, self.move_context)
         handlers.take_order(AbortStep, self.abort_step)
         handlers.take_order(DropContext, self.drop_context)
@@ -309,7 +303,7 @@ class RolloutWorker(WorkerPlugin):
         if context is None:
             return self._failed(call, engine_id, "context-missing", "")
         if call.key in self._called_off:
-            return self._told(call, self._answer(call, context, NOT_BEGUN, engine_id, 0.0))
+            return self._ended(call, self._answer(call, context, NOT_BEGUN, engine_id, 0.0))
         self.worker.loop.call_later(REPORT_START_AFTER_S, self._report_started, call, engine_id)
         try:
             only = placement.prefill_only and can_stop_after_prompt(call)
@@ -323,12 +317,21 @@ class RolloutWorker(WorkerPlugin):
         except EngineRefused as error:
             return self._failed(call, engine_id, "refused", str(error))
         run_s = time.perf_counter() - started_s
-        return self._told(call, replace(self._answer(call, context, result, engine_id, run_s), read=read))
+        return self._ended(call, replace(self._answer(call, context, result, engine_id, run_s), read=read))
 
-    def _told(self, call: StepCall, answer: StepResult) -> StepResult:
-        """The answer, pushed to the driver, and reported when the task has ended."""
-        self._reports[call.key] = Report(call.session, step_end(StepFinished, call, answer))
-        self._outbox.put(call.session, PushedStep(call.step_id, answer))
+    def _ended(self, call: StepCall, answer: StepResult) -> StepResult:
+        """The answer, which is reported when the task has ended."""
+        made = answer.generated
+        event = StepFinished(
+            UNSTAMPED,
+            step_id=call.step_id,
+            engine_id=EngineId(answer.engine_id),
+            new_tokens=len(made.token_ids),
+            cached_tokens=made.cached_tokens,
+            finish_reason=made.finish_reason,
+            policy_version=made.policy_version,
+        )
+        self._reports[call.key] = ResultReport(call.session, call.key, event, packed_result(answer))
         return answer
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
@@ -368,7 +371,6 @@ class RolloutWorker(WorkerPlugin):
         engine_id: EngineId,
         run_s: float,
     ) -> StepResult:
-        assert self.worker is not None
         generated = result.packed()
         ids = np.asarray(generated.token_ids, dtype="<i4").tobytes()
         self._contexts.put(call.session, call.step_id.trajectory_id, context.extended(ids))
@@ -378,19 +380,14 @@ class RolloutWorker(WorkerPlugin):
             generated=generated,
             run_s=run_s,
             engine_s=result.queue_s + result.prefill_s + result.decode_s,
-            address=self.worker.address,
         )
 
     def _failed(self, call: StepCall, engine_id: EngineId, status: StepStatus, message: str) -> StepResult:
-        """A result without tokens. It is not pushed: the controller must act on it before the driver asks again."""
-        assert self.worker is not None
+        """A result without tokens."""
+        result = StepResult(status=status, engine_id=engine_id, message=message)
         failed = StepFailed(UNSTAMPED, call.step_id, engine_id, status)
-        self._reports[call.key] = Report(call.session, failed)
-        return StepResult(status=status, engine_id=engine_id, message=message, address=self.worker.address)
-
-    async def step_results(self, request: FetchStepResults) -> StepResults:
-        """Long poll of the driver."""
-        return StepResults(await self._outbox.take(request.session))
+        self._reports[call.key] = ResultReport(call.session, call.key, failed, packed_result(result))
+        return result
 
     # -- orders of the scheduler -------------------------------------------------------------------
 

@@ -39,14 +39,11 @@ from heddle_dask.live.wire.messages import (
     action_key,
     too_large,
 )
-from heddle_dask.live.wire.result_push import Outbox
+from heddle_dask.live.wire.results import ResultReport, packed_result
 from heddle_dask.live.wire.transport import Done, Handlers, guarded, send, tells_faults
 from heddle_dask.live.wire.worker_messages import (
     ActionPayloadWantedReport,
-    ActionResults,
-    FetchActionResults,
     HostReadyReport,
-    PushedAction,
     PutActionPayload,
 )
 from heddle_dask.live.worker.action_runner import ActionRunner
@@ -81,7 +78,7 @@ class ToolWorker(WorkerPlugin):
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
-        self._reports: dict[Key, Report] = {}
+        self._reports: dict[Key, ResultReport] = {}
         self._ended: dict[Key, None] = {}
 
     async def setup(self, worker: Worker) -> None:
@@ -98,11 +95,9 @@ class ToolWorker(WorkerPlugin):
         self._runner = ActionRunner(self.cores)
         self._running: dict[Key, asyncio.Task[Any]] = {}
         self._payloads: dict[Key, asyncio.Future[bytes]] = {}
-        self._outbox: Outbox[PushedAction] = Outbox()
         self._reaping = asyncio.ensure_future(reap_stale_sandboxes())
         self._fault = tells_faults(worker)
         handlers = Handlers(self._fault)
-        handlers.answer(FetchActionResults, self.action_results)
         handlers.answer(PutActionPayload, self.put_payload)
         handlers.take_order(AbortAction, self.abort_action)
         handlers.take_order(CloseSandbox, lambda _, command: close_sandbox(command.sandbox))
@@ -166,23 +161,20 @@ class ToolWorker(WorkerPlugin):
             self.host_id,
             placement.cpus,
             run_s,
-            self.worker.address,
             placement.quota_s,
             placement.load_s,
             "" if status == "ok" else lease.call.printed,
         )
-        action_id = ActionId(call.action_id)
         finished = ActionFinished(
             UNSTAMPED,
-            action_id,
+            ActionId(call.action_id),
             placement.host_id,
             run_s,
             ok=status == "ok",
             cause="" if status == "ok" else SERVICE_LOST if status == "lost" else status,
             retry_after_s=retry_after_s,
         )
-        self._reports[call.key] = Report(call.session, finished)
-        self._outbox.put(call.session, PushedAction(action_id, outcome))
+        self._reports[call.key] = ResultReport(call.session, call.key, finished, packed_result(outcome))
         return outcome
 
     def _note_ended(self, key: Key) -> None:
@@ -196,10 +188,6 @@ class ToolWorker(WorkerPlugin):
         if report is not None and self.worker is not None:
             with guarded("the report of an action", report.session, self._fault):
                 send(self.worker, report)
-
-    async def action_results(self, request: FetchActionResults) -> ActionResults:
-        """Long poll of the driver."""
-        return ActionResults(await self._outbox.take(request.session))
 
     async def _outcome(
         self, task: asyncio.Task[bytes], call: ActionCall

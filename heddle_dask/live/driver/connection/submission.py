@@ -1,59 +1,36 @@
 """Submits steps and actions as Dask futures, many at a time, and brings their results.
 
-Everything that is asked for in one turn of the event loop goes out as one graph: the scheduler's cost per graph
-is several times its cost per task. A result that its worker has pushed is taken at once; its future is released when
-the scheduler has reported it too. Until then the trajectory's next request carries the end of the step (a piggybacked
-step end), since it may reach the scheduler before the worker's report.
+Everything that is asked for in one turn of the event loop goes out as one message. A result comes in the scheduler's
+stream (`wire.results`), before Dask tells of the finished future; where it does not, it is fetched from its worker.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine
 from typing import Any, Literal
 
-import dask
 from distributed import Client, Future
 from distributed.client import FutureCancelledError
 
-from heddle_dask.core.events import SandboxClosed, StepCancelled, StepDelivered, TrajectoryForked
+from heddle_dask.core.events import SandboxClosed, StepCancelled, TrajectoryForked
 from heddle_dask.core.ids import StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
 from heddle_dask.live.driver.connection.long_payloads import LongPayloads
-from heddle_dask.live.wire._dask_internals import ANNOTATION, HOLD_RESOURCE, settled
+from heddle_dask.live.wire._dask_internals import packed_run, told_future
+from heddle_dask.live.wire.driver_messages import SubmitTasks, SubmittedTask
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
-from heddle_dask.live.wire.messages import (
-    ActionCall,
-    ActionOutcome,
-    Key,
-    PerKey,
-    StepCall,
-    StepResult,
-    Submission,
-    named_by,
-    step_end,
-)
-from heddle_dask.live.wire.result_push import PUSH_TIMEOUT_S, FetchResults, Inbox
+from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, Key, StepCall, StepResult, named_by
+from heddle_dask.live.wire.results import leave_results, take_results
 from heddle_dask.live.wire.transport import send
-from heddle_dask.live.wire.worker_messages import FetchActionResults, FetchStepResults
 from heddle_dask.live.worker.rollout_worker import run_step
 from heddle_dask.live.worker.tool_worker import run_action
 
-# A batch of long prompts goes out as several graphs: the first steps start while the others are on their way, and the
-# scheduler answers polls in between. Dask itself warns from 10 MB on.
-GRAPH_BYTES = 2 << 20
+# A future whose result has come is released this much later, with others: the result has been used, and nobody waits.
+RELEASE_S = 0.1
 
 StepTask = Callable[[StepCall], Coroutine[Any, Any, StepResult]]
 ActionTask = Callable[[ActionCall], Coroutine[Any, Any, ActionOutcome]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A call that waits to be submitted, and its annotation."""
-
-    call: StepCall | ActionCall
-    submission: Submission
 
 
 InterruptKind = Literal["given-up", "result-lost", "cancelled"]
@@ -80,21 +57,17 @@ class Submitter:
     def __init__(self, client: Client, session: str) -> None:
         self._client = client
         self._session = session
-        self._inbox = Inbox(client, session, self._arrived_late)
         # Takes the trajectory of a step that was cancelled and the tokens that it had sampled, when they are known:
         # its engine answers after the trajectory has ended.
         self.on_discarded: Callable[[TrajectoryId, int], None] = lambda trajectory_id, tokens: None
         self._cancelled: dict[Key, None] = {}
-        self._pending: dict[StepTask | ActionTask, list[_Row]] = {}
-        self._submitted: dict[Key, asyncio.Future[Future]] = {}
-        self._fetching: dict[Key, asyncio.Future[Any]] = {}
-        self._interrupts: dict[Key, Interrupted] = {}
-        # Futures that have a pushed result and that the scheduler has not reported as finished.
-        self._early: dict[Key, Future] = {}
-        # By trajectory, the end of a step that the scheduler may not know of yet.
-        self._piggybacked_ends: dict[str, StepDelivered] = {}
-        self._settling: set[asyncio.Task[Any]] = set()
+        self._pending: list[SubmittedTask] = []
+        self._awaited: dict[Key, asyncio.Future[Any]] = {}
+        self._futures: dict[Key, Future] = {}
+        self._arrived: list[Future] = []  # to be released
+        self._gathering: set[asyncio.Task[None]] = set()
         self._payloads = LongPayloads(client, session)
+        take_results(client, session, self._take)
 
     def fork(self, spec: TrajectorySpec, parent: TrajectoryId) -> None:
         """Announce a branch, before its first step or action is submitted: messages keep their order."""
@@ -115,16 +88,12 @@ class Submitter:
             The controller gave it up, its result was lost, or its task was cancelled.
         """
         try:
-            submission = self._submission(request, call.step_id.trajectory_id)
-            result: StepResult = await self._run(run_step, call, submission, FetchStepResults)
+            result: StepResult = await self._run(run_step, call, request)
         except (asyncio.CancelledError, Interrupted) as error:
             if isinstance(error, asyncio.CancelledError) or error.kind == "cancelled":
                 # After what was submitted in this turn of the loop: the scheduler must know the step before.
                 asyncio.get_running_loop().call_soon(self._tell_cancelled, call)
             raise
-        self._inbox.listen(result.address, FetchStepResults)
-        if call.key in self._early:
-            self._piggybacked_ends[call.step_id.trajectory_id] = step_end(StepDelivered, call, result)
         return result
 
     async def action(self, call: ActionCall, request: ActionRequest) -> ActionOutcome:
@@ -135,73 +104,62 @@ class Submitter:
         Interrupted
             The controller gave it up, its result was lost, or its task was cancelled.
         """
-        submission = self._submission(request, request.trajectory_id)
         with self._payloads.kept(call) as sent:
-            result: ActionOutcome = await self._run(run_action, sent, submission, FetchActionResults)
-        self._inbox.listen(result.address, FetchActionResults)
+            result: ActionOutcome = await self._run(run_action, sent, request)
         return result
 
     def send_payload(self, action_id: str, address: str) -> None:
         """Send the payload that was kept back to the worker on which its action runs."""
         self._payloads.send(action_id, address)
 
-    def take_piggybacked_end(self, trajectory_id: str) -> StepDelivered | None:
-        """The end of this trajectory's last step, if the scheduler may not know of it; each end is given once."""
-        return self._piggybacked_ends.pop(trajectory_id, None)
-
     async def close(self) -> None:
-        """Stop listening to the workers."""
-        await self._inbox.close()
+        """Release all futures, and take no result any more."""
+        leave_results(self._client, self._session)
         await self._payloads.close()
-        settling = list(self._settling)
-        for task in settling:
+        gathering = list(self._gathering)
+        for task in gathering:
             task.cancel()
-        if settling:
-            await asyncio.wait(settling)
+        if gathering:
+            await asyncio.wait(gathering)
+        self._release_arrived()
 
     def interrupt(self, key: Key, kind: InterruptKind, cause: str) -> None:
         """Raise `Interrupted` where the result of this key is awaited; a result that has arrived stays."""
-        fetching = self._fetching.get(key)
-        if fetching is None:
-            self._release_early(key)
-        elif key not in self._interrupts:
-            self._interrupts[key] = Interrupted(kind, cause)
-            fetching.cancel()
-
-    def _submission(self, request: StepRequest | ActionRequest, trajectory_id: str) -> Submission:
-        return Submission(request, self.take_piggybacked_end(trajectory_id))
+        self._fail(key, Interrupted(kind, cause))
 
     async def _run(
-        self,
-        task: StepTask | ActionTask,
-        call: StepCall | ActionCall,
-        submission: Submission,
-        kind: FetchResults,
+        self, task: StepTask | ActionTask, call: StepCall | ActionCall, request: StepRequest | ActionRequest
     ) -> Any:
-        key = call.key
+        key, loop = call.key, asyncio.get_running_loop()
         if not self._pending:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._pending.setdefault(task, []).append(_Row(call, submission))
-        submitted: asyncio.Future[Future] = asyncio.get_running_loop().create_future()
-        self._submitted[key] = submitted
-        self._inbox.expect(key)
+            loop.call_soon(self._flush)
+        self._pending.append(SubmittedTask(key, request, packed_run(task, call)))
+        self._awaited[key] = arrival = loop.create_future()
         try:
-            return await self._result(key, await submitted, kind)
+            return await arrival
         except asyncio.CancelledError:
             if isinstance(call, StepCall):
-                self._discard(key)
+                self._discard(key, arrival)
             raise
         finally:
-            self._inbox.forget(key)
+            del self._awaited[key]
+            self._release(key, with_others=arrival.done() and not arrival.cancelled() and arrival.exception() is None)
 
-    def _discard(self, key: Key) -> None:
+    def _discard(self, key: Key, arrival: asyncio.Future[Any]) -> None:
         """A step was cancelled: its answer, which may have come in this turn of the loop, is counted and dropped."""
         self._cancelled[key] = None
         if len(self._cancelled) > _KEPT_CANCELLED:
             del self._cancelled[next(iter(self._cancelled))]
-        arrival = self._inbox.arrival(key)
-        if arrival.done():
+        if arrival.done() and not arrival.cancelled() and arrival.exception() is None:
             self._arrived_late(key, arrival.result())
+
+    def _take(self, key: Key, result: StepResult | ActionOutcome) -> None:
+        """A result has arrived."""
+        arrival = self._awaited.get(key)
+        if arrival is None:
+            self._arrived_late(key, result)
+        elif not arrival.done():
+            arrival.set_result(result)
 
     def _arrived_late(self, key: Key, result: StepResult | ActionOutcome) -> None:
         if key not in self._cancelled or not isinstance(result, StepResult):
@@ -212,94 +170,65 @@ class Submitter:
         if tokens and isinstance(named, StepId):
             self.on_discarded(named.trajectory_id, tokens)
 
-    async def _result(self, key: Key, future: Future, kind: FetchResults) -> Any:
-        settling = asyncio.ensure_future(settled(future))
-        self._settling.add(settling)
-        settling.add_done_callback(self._settling.discard)
-        fetching = asyncio.ensure_future(self._fetch(key, future, settling, kind))
-        self._fetching[key] = fetching
+    def _fail(self, key: Key, error: BaseException) -> None:
+        arrival = self._awaited.get(key)
+        if arrival is not None and not arrival.done():
+            arrival.set_exception(error)
+
+    def _settled(self, key: Key, status: str) -> None:
+        """The scheduler has told of a future; before that, it has sent a result that is not too long."""
+        if key not in self._awaited or self._awaited[key].done():
+            return
+        if status == "cancelled":
+            self._lost_future(key)
+        else:
+            gathering = asyncio.ensure_future(self._gather(key))
+            self._gathering.add(gathering)
+            gathering.add_done_callback(self._gathering.discard)
+
+    async def _gather(self, key: Key) -> None:
+        """Fetch a result from its worker.
+
+        Nobody cancels it with its step: gathers that begin at the same time share one request in Dask.
+        """
         try:
-            result = await fetching
-        except (asyncio.CancelledError, FutureCancelledError) as error:
-            settling.cancel()
-            future.release()
-            interrupt = self._interrupts.pop(key, None)
-            if interrupt is not None:
-                raise interrupt from None
-            if isinstance(error, FutureCancelledError):
-                if self._client.status == "running":
-                    raise Interrupted("cancelled", CANCELLED) from None
-                # The scheduler has gone, and with it every future: the control channel ends the run. Until then
-                # this must not look like a failure of the program.
-                await asyncio.Event().wait()
-            raise
-        finally:
-            del self._fetching[key]
-        self._early[key] = future
-        settling.add_done_callback(lambda _: self._release_early(key))
-        return result
+            self._take(key, await self._client.gather(self._futures[key], direct=True, asynchronous=True))
+        except FutureCancelledError:
+            self._lost_future(key)
+        except Exception as error:
+            self._fail(key, error)
 
-    async def _fetch(self, key: Key, future: Future, settling: asyncio.Task[None], kind: FetchResults) -> Any:
-        arrival = self._inbox.arrival(key)
-        await asyncio.wait({arrival, settling}, return_when=asyncio.FIRST_COMPLETED)
-        if not arrival.done() and future.status == "finished" and self._inbox.listens(kind):
-            await asyncio.wait({arrival}, timeout=PUSH_TIMEOUT_S)
-        if arrival.done():
-            return arrival.result()
-        # Gathers that begin at the same time share one request in Dask: were this one cancelled, all of them would be,
-        # and the programs of the others would end as if they had been interrupted.
-        gathering = asyncio.ensure_future(self._client.gather(future, direct=True, asynchronous=True))
-        self._settling.add(gathering)
-        gathering.add_done_callback(self._gathered)
-        return await asyncio.shield(gathering)
-
-    def _gathered(self, gathering: asyncio.Task[Any]) -> None:
-        self._settling.discard(gathering)
-        if not gathering.cancelled():
-            gathering.exception()  # nobody waits for it any more, or it was raised where it is awaited
+    def _lost_future(self, key: Key) -> None:
+        # Where the scheduler has gone, and with it every future, the control channel ends the run. Until then this
+        # must not look like a failure of the program.
+        if self._client.status == "running":
+            self._fail(key, Interrupted("cancelled", CANCELLED))
 
     def _tell_cancelled(self, call: StepCall) -> None:
         if self._client.status == "running":
             send(self._client, Report(call.session, StepCancelled(UNSTAMPED, call.step_id)))
 
-    def _release_early(self, key: Key) -> None:
-        """The scheduler has reported this result, or never will."""
-        future = self._early.pop(key, None)
-        if future is not None:
+    def _release(self, key: Key, with_others: bool) -> None:
+        future = self._futures.pop(key, None)
+        if future is None:
+            return
+        if not with_others:
+            future.release()  # its task may run: it is to end
+            return
+        if not self._arrived:
+            asyncio.get_running_loop().call_later(RELEASE_S, self._release_arrived)
+        self._arrived.append(future)
+
+    def _release_arrived(self) -> None:
+        arrived, self._arrived = self._arrived, []
+        for future in arrived:
             future.release()
-        # The worker's report reaches the scheduler before that: the end need not be repeated.
-        named = named_by(key)
-        if isinstance(named, StepId):
-            end = self._piggybacked_ends.get(named.trajectory_id)
-            if end is not None and end.step_id == named:
-                del self._piggybacked_ends[named.trajectory_id]
 
     def _flush(self) -> None:
-        pending, self._pending = self._pending, {}
-        for task, rows in pending.items():
-            for part in _parts(rows):
-                self._submit(task, part)
-
-    def _submit(self, task: StepTask | ActionTask, rows: Sequence[_Row]) -> None:
-        calls = [row.call for row in rows]
-        keys = [call.key for call in calls]
-        submissions = PerKey({row.call.key: row.submission for row in rows})
-        # A resource that no worker has: without our plugin, or after it has failed, nothing runs by accident.
-        with dask.annotate(**{ANNOTATION: submissions}):
-            futures = self._client.map(task, calls, key=keys, pure=False, resources={HOLD_RESOURCE: 1})
-        for key, future in zip(keys, futures, strict=True):
-            submitted = self._submitted.pop(key)
-            if submitted.done():
-                future.release()  # the trajectory was cancelled in the same turn of the loop
-            else:
-                submitted.set_result(future)
-
-
-def _parts(rows: Sequence[_Row]) -> Iterator[Sequence[_Row]]:
-    first = taken_bytes = 0
-    for number, row in enumerate(rows):
-        if number > first and taken_bytes + row.call.body_bytes > GRAPH_BYTES:
-            yield rows[first:number]
-            first, taken_bytes = number, 0
-        taken_bytes += row.call.body_bytes
-    yield rows[first:]
+        pending, self._pending = self._pending, []
+        for row in pending:
+            self._futures[row.key] = told_future(self._client, row.key, self._settled)
+        send(self._client, SubmitTasks(self._session, tuple(pending)))
+        for row in pending:
+            if row.key not in self._awaited:  # the trajectory was cancelled in the same turn of the loop
+                self._release(row.key, with_others=False)

@@ -214,9 +214,6 @@ class ProgramRuns:
         """The ending with its reward; the trajectory holds no engine meanwhile."""
         name = attempt.spec.trajectory_id
         if self._client.status == "running":
-            end = self._services.submitter.take_piggybacked_end(name)
-            if end is not None:
-                send(self._client, Report(self._services.session, end))
             send(self._client, Report(self._services.session, ProgramEnded(UNSTAMPED, name)))
         try:
             computed = await self._rewards_of(attempt).compute(scored)
@@ -232,9 +229,8 @@ class ProgramRuns:
         """Report the end to the controller, with all others of this turn of the loop."""
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._send_ended)
-        end = self._services.submitter.take_piggybacked_end(trajectory_id)
         event = TrajectoryEnded(UNSTAMPED, trajectory_id, ending.status)
-        self._ended.append(EndedTrajectory(event, ending.cause, end, ending.reward.value))
+        self._ended.append(EndedTrajectory(event, ending.cause, ending.reward.value))
 
     def _send_ended(self) -> None:
         ended, self._ended = self._ended, []
