@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -80,6 +82,8 @@ def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(
     expected = [alone.train(path, version(number)) for number, path in enumerate(batches, 1)]
     assert alone.state.checkpoint is not None
 
+    lines: list[str] = []
+
     async def body() -> None:
         async with cluster(engines=0, tool_workers=0, trainers=1) as (_, client):
             missing = RemoteTrainer(client, replace(spec, model=str(tmp_path / "nothing")))
@@ -89,7 +93,7 @@ def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(
 
             with pytest.raises(BadInput, match=r"a trainer of 4 GPU\(s\) on .* finds 3 free"):
                 await RemoteTrainer(client, replace(spec, ranks=4)).state()
-            remote = RemoteTrainer(client, spec)
+            remote = RemoteTrainer(client, spec, lines.append)
             trainer: Trainer = remote
             assert (await trainer.state()).version == version(0)
             assert gpus_of(await remote.process_id()) == "4,5"
@@ -100,10 +104,13 @@ def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(
             assert first.metrics["tokens"] == expected[0].metrics["tokens"]
 
             second = asyncio.ensure_future(trainer.train(batches[1], version(2)))
-            killed = await pid_in_the_middle_of(client, 2)
-            kill(killed)
+            stopped = await pid_in_the_middle_of(client, 2)
+            os.kill(stopped, signal.SIGSTOP)
             report = await second
-            assert report.state.version == version(2) and await remote.process_id() != killed
+            assert report.state.version == version(2) and await remote.process_id() != stopped
+            (line,) = lines
+            assert line.startswith("trainer grpo is lost: its process is stopped (SIGSTOP)")
+            assert line.endswith("; another process is given the order train")
             again = await trainer.train(batches[1], version(2))
             assert (again.state, again.metrics) == (report.state, report.metrics), "a batch is trained once"
 

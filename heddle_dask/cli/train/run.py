@@ -200,7 +200,7 @@ class TrainRun(RolloutRun):
                 start=checkpoint,
                 **order.trainer,
             )
-            trainer = RemoteTrainer(client, spec)
+            trainer = RemoteTrainer(client, spec, self._told)
             await trainer.state()  # a model that it cannot load is refused before anything is rolled out
             return trainer
 

@@ -12,7 +12,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.live.scheduler.plugin import HeddleScheduler
 from heddle_dask.live.wire.messages import TRAINER_RESOURCE
-from heddle_dask.live.worker.trainer_host import TrainerHost, ask_trainer, end_trainer
+from heddle_dask.live.worker.trainer_host import TRAINER_TOPIC, TrainerHost, ask_trainer, end_trainer
 from heddle_dask.training.trainer import TrainerState, TrainReport
 from heddle_dask.training.trainer_spec import TrainerSpec
 
@@ -27,11 +27,14 @@ class RemoteTrainer:
     ----------
     client
         Of a cluster that has a worker tagged ``TRAINER`` (``LocalRolloutCluster(trainers=1)``).
+    note
+        Takes a line when its process has died, or answers no more.
     """
 
-    def __init__(self, client: Client, spec: TrainerSpec) -> None:
+    def __init__(self, client: Client, spec: TrainerSpec, note: Callable[[str], None] | None = None) -> None:
         self._client = client
         self._spec = spec
+        self._note = note
         self._registered = False
 
     async def state(self) -> TrainerState:
@@ -96,6 +99,9 @@ class RemoteTrainer:
             # Also where they were started without the preloads; it changes nothing where these are.
             await self._client.register_plugin(HeddleScheduler())
             await self._client.register_plugin(TrainerHost())
+            if self._note is not None:
+                note = self._note
+                self._client.subscribe_topic(TRAINER_TOPIC, lambda event: note(event[1]))
             self._registered = True
         return await self._on_trainer(ask_trainer, self._spec.to_mapping(), method, path, body)
 

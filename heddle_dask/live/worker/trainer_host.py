@@ -18,6 +18,7 @@ from distributed import Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.engines.health import HealthLimits
 from heddle_dask.engines.model_services.served_process import ServedProcess
 from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceRefused
 from heddle_dask.live.wire.messages import ENGINE_LOGS_VARIABLE, TRAINER_RESOURCE, TRAINER_THREADS_VARIABLE
@@ -26,6 +27,10 @@ from heddle_dask.live.worker.own_gpus import OwnGpus
 PLUGIN_NAME = "heddle-trainer-host"
 TRAINER_MODULE = "pipelines.grpo"
 START_TIMEOUT_S = 600.0
+# It may hold its interpreter for long while it computes.
+_LIMITS = HealthLimits(misses=12)
+TRAINER_TOPIC = "heddle-trainer"
+"""The topic of Dask's events under which it is told that a trainer has died or is silent."""
 # A batch on which process after process dies is a matter for the user.
 ATTEMPTS = 3
 _EXIT_BAD_INPUT = 2
@@ -90,12 +95,14 @@ class TrainerHost(WorkerPlugin):
         for attempt in range(ATTEMPTS):
             process = await self._running(spec)
             try:
-                return await process.client.ask(method, path, body)
+                return await process.unless_ended(process.client.ask(method, path, body))
             except ServiceRefused as error:
                 raise BadInput(str(error)) from error
-            except ServiceFailed:
+            except ServiceFailed as error:
                 if attempt + 1 == ATTEMPTS or await process.client.healthy():
                     raise
+                assert self.worker is not None
+                self.worker.log_event(TRAINER_TOPIC, f"{error}; another process is given the order {path[1:]}")
                 # What is left of it may take a while to end, and answers nobody.
                 await self._end(process)
         raise AssertionError("each attempt returns or raises")
@@ -121,7 +128,7 @@ class TrainerHost(WorkerPlugin):
             await self._end_running()
             environment = await self._environment(spec)
             self._spec = dict(spec)
-            self._process = process = ServedProcess("grpo", self._logs, noun="trainer")
+            self._process = process = ServedProcess("grpo", self._logs, noun="trainer", limits=_LIMITS)
             try:
                 await process.start(self._command(spec, process), environment, START_TIMEOUT_S)
             except ServiceFailed:
