@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from heddle_dask.core.errors import BadInput
@@ -65,7 +66,8 @@ class ShownProgress:
         self._expected = 0
         async with self._display.following(meter):
             yield
-        self._display.message(meter.snapshot().line())
+        # The counts of what runs are those of the last message.
+        self._display.message(replace(meter.snapshot(), running=0, next=0, queued=0, in_tools=0).line())
 
     @property
     def _display(self) -> ProgressDisplay:
