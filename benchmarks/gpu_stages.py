@@ -27,7 +27,7 @@ _LAST_LINES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class GpuStage:
     """One command; a `limit_s` that it exceeds ends it."""
 
     name: str
@@ -35,7 +35,7 @@ class Stage:
     arguments: tuple[str, ...]  # of this Python
 
 
-def stages(model: str | None, directory: Path, *, on_gpu: bool) -> list[Stage]:
+def stages(model: str | None, directory: Path, *, on_gpu: bool) -> list[GpuStage]:
     """All stages; on CPUs with less work.
 
     Parameters
@@ -53,14 +53,14 @@ def stages(model: str | None, directory: Path, *, on_gpu: bool) -> list[Stage]:
         return (*named, "--overwrite", "--out", str(directory / name), "--json")
 
     return [
-        Stage(
+        GpuStage(
             "conformance", 900, ("-m", "pytest", "-q", *work["tests"], *(f"tests/engines/{name}" for name in _TESTS))
         ),
-        Stage("rollout", 400, (*_HEDDLE, "rollout", "--env", "math", *work["rollout"], *written("math.zarr"))),
-        Stage("profile", 600, (*_HEDDLE, "profile", *work["profile"], *written("table.json"))),
-        Stage("live", 600, ("-m", "benchmarks", "live", "--json", *named, *work["live"], *arms)),
-        Stage("weights", 300, ("-m", "benchmarks", "weights", "--json", *named, "--updates", "2")),
-        Stage("train", 600, (*_HEDDLE, "train", "--env", "math", *work["train"], *written("training"))),
+        GpuStage("rollout", 400, (*_HEDDLE, "rollout", "--env", "math", *work["rollout"], *written("math.zarr"))),
+        GpuStage("profile", 600, (*_HEDDLE, "profile", *work["profile"], *written("table.json"))),
+        GpuStage("live", 600, ("-m", "benchmarks", "live", "--json", *named, *work["live"], *arms)),
+        GpuStage("weights", 300, ("-m", "benchmarks", "weights", "--json", *named, "--updates", "2")),
+        GpuStage("train", 600, (*_HEDDLE, "train", "--env", "math", *work["train"], *written("training"))),
     ]
 
 
@@ -95,7 +95,7 @@ def facts() -> dict[str, Any]:
 
 
 def run_stages(
-    chosen: Sequence[Stage], logs: Path, say: Callable[[str], None], directory: Path = CHECKOUT
+    chosen: Sequence[GpuStage], logs: Path, say: Callable[[str], None], directory: Path = CHECKOUT
 ) -> Iterator[Mapping[str, Any]]:
     """Run each stage and yield its row; one that fails does not keep the next ones from running."""
     common = facts()
