@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from benchmarks.command import bench
 from benchmarks.commands.gpu import NAMES, gpu
-from benchmarks.gpu_stages import CHECKOUT, Stage, run_stages, stages
+from benchmarks.gpu_stages import CHECKOUT, GpuStage, run_stages, stages
 from heddle_dask.cli.main import heddle
 from heddle_dask.core.errors import BadInput
 
@@ -34,9 +34,9 @@ def test_each_stage_is_a_command_that_takes_its_arguments(on_gpu: bool, model_di
 
 def test_a_stage_that_fails_or_takes_too_long_is_a_row_with_its_last_lines(tmp_path: Path) -> None:
     tried = [
-        Stage("good", 60, ("-c", "print('noise'); print('{\"makespan_s\": 2.5}')")),
-        Stage("tests", 60, ("-c", "print('1 failed, 41 passed, 2 skipped in 3.00s'); raise SystemExit(1)")),
-        Stage("slow", 0.5, ("-c", "import time; time.sleep(60)")),
+        GpuStage("good", 60, ("-c", "print('noise'); print('{\"makespan_s\": 2.5}')")),
+        GpuStage("tests", 60, ("-c", "print('1 failed, 41 passed, 2 skipped in 3.00s'); raise SystemExit(1)")),
+        GpuStage("slow", 0.5, ("-c", "import time; time.sleep(60)")),
     ]
     told: list[str] = []
     good, tests, slow = run_stages(tried, tmp_path, told.append, tmp_path)
