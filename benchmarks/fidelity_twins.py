@@ -17,6 +17,7 @@ from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.cost.measured import MeasuredTable
+from heddle_dask.cost.table_fit import fit_table
 from heddle_dask.engines.spec import engine_kind
 from heddle_dask.sim.clusters import ACTION_ADDED_S, STEP_ADDED_S
 from heddle_dask.sim.fleet import ControlDelays, SimulatedFleet
@@ -104,7 +105,7 @@ class _Told:
 
 def _told_by(measured: Mapping[int, MeasuredTable], engines: int) -> _Told:
     """Cost and KV capacity from the tables, for this number of engines."""
-    fits = {count: table.fit() for count, table in measured.items()}
+    fits = {count: fit_table(table) for count, table in measured.items()}
     crowded = {count: fit.cost for count, fit in fits.items() if count <= engines}
     most = max(crowded, default=min(measured))
     return _Told(

@@ -23,6 +23,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.measured import MeasuredTable
+from heddle_dask.cost.table_fit import fit_table
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.rollout import Arm, simulate
 
@@ -81,7 +82,7 @@ def simulated_beside(rows: Sequence[Mapping[str, Any]], table: MeasuredTable) ->
         raise BadInput(
             f"--table is of {table.engines} engines at once, the rows are of {engines}: give a table of these"
         )
-    fit = table.fit()
+    fit = fit_table(table)
     cost = fit.cost.for_contexts(context)
     delays = delays_of(None, tasks)
     delays = replace(delays.with_request(fit.request_s), slot_s=delays.slot_s + fit.request_s)

@@ -16,6 +16,7 @@ from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import EngineCost, load_profile
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.cost.published import model_of
+from heddle_dask.cost.table_fit import fit_table
 from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.environments.replay import ReplayEnvironment
 from heddle_dask.sim.bound import makespan_bound
@@ -159,7 +160,7 @@ def fleet_of(
     BadInput
         Unknown kind, profile or table, or a table of another model.
     """
-    measured = table_of(table, model).fit().cost if table else None
+    measured = fit_table(table_of(table, model)).cost if table else None
     cost = measured.for_contexts(max_model_len) if measured else load_profile(profile)
     if kv_capacity_tokens:
         cost = replace(cost, capacity_tokens=kv_capacity_tokens)

@@ -184,7 +184,9 @@ def _operators(
 
 
 def _tell(table: MeasuredTable, target: Path, as_json: bool) -> None:
-    fit = table.fit()
+    from heddle_dask.cost.table_fit import fit_table
+
+    fit = fit_table(table)
     for line in (*_table_lines(table, fit), f"table: {target}"):
         click.echo(line, err=as_json)
     if as_json:

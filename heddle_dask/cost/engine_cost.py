@@ -13,6 +13,7 @@ from heddle_dask.cost.hardware import Gpu, ModelShape, iteration_terms, kv_capac
 from heddle_dask.cost.iteration import EngineCost, fixed_cost
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.cost.published import gpu_of, model_of
+from heddle_dask.cost.table_fit import fit_table
 
 __all__ = [
     "EngineCost",
@@ -60,7 +61,7 @@ def engine_cost_for(
         return hardware_cost(shape, chip, tp_degree)
     table.check(shape, tp_degree)
     capacity = None if table.capacity_tokens else kv_capacity_tokens(shape, chip, tp_degree)
-    return table.fit(capacity_tokens=capacity).cost
+    return fit_table(table, capacity).cost
 
 
 def cost_from_mapping(mapping: Mapping[str, Any], tp_degree: int = 1) -> EngineCost:
@@ -82,7 +83,7 @@ def cost_from_mapping(mapping: Mapping[str, Any], tp_degree: int = 1) -> EngineC
         check_keys("engine cost", mapping, ("table",))
         table = MeasuredTable.load(str(mapping["table"]))
         table.check(table.shape, tp_degree)
-        return table.fit().cost
+        return fit_table(table).cost
     if "model" in mapping or "gpu" in mapping:
         check_keys("engine cost", mapping, ("model", "gpu"))
         model, gpu = mapping.get("model", {}), mapping.get("gpu", {})

@@ -1,4 +1,4 @@
-"""Measured tables of an engine: what `heddle profile` writes, and the cost that is fitted to it.
+"""Measured tables of an engine: what `heddle profile` writes; `heddle_dask.cost.table_fit` fits a cost to it.
 
 A table is one JSON object. ``format`` and ``version`` identify it; ``model``, ``shape``, ``degree``, ``device``,
 ``engine`` and ``date`` say what was measured; the points are seconds. A table overrides the formula of
@@ -19,7 +19,6 @@ from typing import Any, Literal, get_args
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.hardware import LAUNCH_S, LAYER_S, SEQUENCE_S, ModelShape, all_reduce_s, check_degree
 from heddle_dask.cost.iteration import BLOCK_TOKENS
-from heddle_dask.cost.table_fit import TableFit, fit_table
 
 FORMAT = "heddle-engine-table"
 VERSION = 1
@@ -206,10 +205,6 @@ class MeasuredTable:
             raise BadInput(
                 f"{self.where} is of TP degree {self.degree}, asked for {degree}: measure that with `heddle profile`"
             )
-
-    def fit(self, *, capacity_tokens: int | None = None) -> TableFit:
-        """The cost closest to the points (`heddle_dask.cost.table_fit`); `capacity_tokens` in place of the table's."""
-        return fit_table(self, capacity_tokens)
 
     def beside_kernels_s(self) -> float:
         if self.kind == "engine":

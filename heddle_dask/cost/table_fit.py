@@ -15,16 +15,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from heddle_dask.cost.hardware import PER_PROMPT_S, SEQUENCE_S
 from heddle_dask.cost.iteration import EngineCost
 from heddle_dask.cost.least_squares import non_negative_least_deviations
-
-if TYPE_CHECKING:
-    from heddle_dask.cost.measured import MeasuredTable, TokensPoint
+from heddle_dask.cost.measured import MeasuredTable, TokensPoint
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from heddle_dask.cost.engine_cost import EngineCost, engine_cost_for
 from heddle_dask.cost.hardware import SETUP_S, Gpu, ModelShape, transfer_s
 from heddle_dask.cost.measured import MeasuredTable, table_names
 from heddle_dask.cost.published import gpu_of, model_of
+from heddle_dask.cost.table_fit import fit_table
 from heddle_dask.sim.fleet import ControlDelays, SimulatedFaults, SimulatedFleet, SimulatedLink, equal_engines
 
 SLOTS_PER_GPU = 100
@@ -178,7 +179,7 @@ class Cluster:
 
     def _delays(self, tables: Mapping[int, MeasuredTable], degrees: Sequence[int]) -> ControlDelays:
         delays = ControlDelays.measured(self.step_added_s, self.action_added_s)
-        ways_s = [tables[degree].fit().request_s for degree in dict.fromkeys(degrees) if degree in tables]
+        ways_s = [fit_table(tables[degree]).request_s for degree in dict.fromkeys(degrees) if degree in tables]
         return delays.with_request(max(ways_s, default=0.0))
 
     def _measured(self, shape: ModelShape, degrees: Sequence[int]) -> Mapping[int, MeasuredTable]:
@@ -213,7 +214,7 @@ class Cluster:
         Taken from the table of that degree if it has transfer times.
         """
         degree = min(degrees)
-        measured = tables[degree].fit() if degree in tables else None
+        measured = fit_table(tables[degree]) if degree in tables else None
         if measured is not None and measured.kv_setup_s is not None:
             return SimulatedLink(setup_s=measured.kv_setup_s, token_s=measured.kv_token_s or 0.0)
         seconds = transfer_s(

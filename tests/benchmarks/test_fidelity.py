@@ -39,6 +39,7 @@ from heddle_dask.core.ids import EngineId, StepId, TrajectoryId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.cost.engine_cost import fixed_cost, load_profile
 from heddle_dask.cost.measured import MeasuredTable
+from heddle_dask.cost.table_fit import fit_table
 from heddle_dask.engines.emulated.options import emulated_options
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
 from heddle_dask.sim.engine import SimulatedEngine
@@ -160,7 +161,7 @@ def test_tables_of_several_numbers_of_engines_count_while_so_many_are_busy(model
     pair = twins(model_dir, "vllm", tables=("tiny-agent-cpu", str(pair_file)))
     fleet = pair.simulated
     assert {count: cost.fixed_s for count, cost in fleet.crowded.items()} == pytest.approx(
-        {1: alone.fit().cost.fixed_s, 2: crowd.fit().cost.fixed_s}
+        {1: fit_table(alone).cost.fixed_s, 2: fit_table(crowd).cost.fixed_s}
     )
     assert fleet.crowded[2] == pair.live.cost == fleet.engines[0][1] == fleet.beliefs[1]
     assert (pair.live.cost.block_tokens, pair.live.cost.whole_prompts) == (128, True)

@@ -44,6 +44,7 @@ def test_a_snapshot_counts_trajectories_engines_and_hosts() -> None:
         "not_admitted": 0,
         "generating": 1,
         "queued": 2,
+        "next": 0,
         "acting": 1,
         "actions_waiting": 1,
         "actions_without_worker": 0,

@@ -20,6 +20,7 @@ from heddle_dask.cost.least_squares import non_negative_least_squares
 from heddle_dask.cost.measured import BurstPoint, DecodePoint, MeasuredTable, MixedPoint, TokensPoint, table_names
 from heddle_dask.cost.model_config import read_shape
 from heddle_dask.cost.published import model_of
+from heddle_dask.cost.table_fit import fit_table
 
 BATCHES, CONTEXTS = (1, 2, 8, 32), (100, 1000, 8000)
 
@@ -82,7 +83,7 @@ def test_least_squares_keep_every_coefficient_positive_and_no_neighbour_is_bette
 def test_one_wild_point_does_not_pull_the_fit(index, factor):
     points = list(TABLE.decode)
     points[index] = replace(points[index], seconds=points[index].seconds * factor)
-    found = replace(TABLE, decode=tuple(points)).fit().cost
+    found = fit_table(replace(TABLE, decode=tuple(points))).cost
     for batch, context in ((1, 2000), (8, 8000), (8, 64_000)):
         assert found.decode_token_s(batch, context) == pytest.approx(COST.decode_token_s(batch, context), rel=0.15)
 
@@ -90,7 +91,7 @@ def test_one_wild_point_does_not_pull_the_fit(index, factor):
 @given(terms, st.floats(0, 0.05))
 @settings(max_examples=50, deadline=None)
 def test_a_fit_finds_the_cost_that_was_measured(cost, request_s):
-    fit = table_of(cost, DENSE, request_s).fit()
+    fit = fit_table(table_of(cost, DENSE, request_s))
     assert fit.decode_error_max < 1e-6
     assert fit.prefill_error_max < 1e-6
     assert fit.request_s == pytest.approx(request_s, abs=1e-6)
@@ -105,7 +106,7 @@ def test_a_cached_step_tells_the_way_of_a_request_from_what_a_prompt_takes_in_th
     cost = replace(cost, prompt_s=prompt_s, block_tokens=128, whole_prompts=True)
     cached = TokensPoint(257, request_s + cost.decode_token_s(1, 257))
     table = table_of(cost, DENSE, request_s, cached_step=cached, block_tokens=128, chunked_prefill=False, engines=2)
-    fit = MeasuredTable.from_mapping(json.loads(json.dumps(table.to_mapping()))).fit()
+    fit = fit_table(MeasuredTable.from_mapping(json.loads(json.dumps(table.to_mapping()))))
     assert fit.prefill_error_max < 1e-6
     assert fit.request_s == pytest.approx(request_s, abs=1e-6)
     assert fit.cost.prompt_s == pytest.approx(prompt_s, abs=1e-6)
@@ -135,7 +136,7 @@ def test_many_prompts_tell_what_adds_up_from_what_a_prompt_alone_takes(cost, req
             MixedPoint(b, 600 * b, 100, n, 1024, 64, beside_s(b, n)) for b, n in ((16, 30), (16, 90), (48, 150))
         ),
     )
-    fit = MeasuredTable.from_mapping(json.loads(json.dumps(table.to_mapping()))).fit()
+    fit = fit_table(MeasuredTable.from_mapping(json.loads(json.dumps(table.to_mapping()))))
     assert fit.prefill_error_max < 1e-5
     assert fit.cost.per_prompt_s == pytest.approx(per_prompt_s, rel=1e-3)
     assert (fit.request_s, fit.alone_s) == (pytest.approx(request_s, abs=1e-5), pytest.approx(alone_s, abs=1e-5))
@@ -143,7 +144,7 @@ def test_many_prompts_tell_what_adds_up_from_what_a_prompt_alone_takes(cost, req
 
 def test_prompts_in_chunks_overlap_where_no_burst_was_measured():
     cached = TokensPoint(33, 0.005 + COST.decode_token_s(1, 33))
-    fit = table_of(COST, DENSE, 0.03, cached_step=cached).fit()
+    fit = fit_table(table_of(COST, DENSE, 0.03, cached_step=cached))
     assert fit.prefill_error_max < 1e-6
     assert (fit.cost.prompt_s, fit.cost.per_prompt_s) == (0.0, PER_PROMPT_S)
     assert fit.alone_s == pytest.approx(0.025 - PER_PROMPT_S)
@@ -155,14 +156,14 @@ def test_a_table_that_does_not_say_means_small_blocks_chunks_and_one_engine():
         del content[name]
     table = MeasuredTable.from_mapping(content)
     assert table == TABLE and table.engines == 1
-    cost = table.fit().cost
+    cost = fit_table(table).cost
     assert (cost.block_tokens, cost.whole_prompts, cost.prompt_s) == (16, False, 0.0)
 
 
 def test_a_fit_of_a_sparse_model_finds_the_weights_of_its_experts():
     shape = model_of("qwen3-30b-a3b")
     truth = engine_cost_for(shape, "h200")
-    fit = table_of(truth, shape).fit()
+    fit = fit_table(table_of(truth, shape))
     assert fit.decode_error_max < 1e-6
     assert fit.cost.spared_s == pytest.approx(truth.spared_s)
     assert fit.cost.expert_share == 8 / 128
@@ -170,17 +171,17 @@ def test_a_fit_of_a_sparse_model_finds_the_weights_of_its_experts():
 
 def test_operators_get_what_no_kernel_takes_from_the_formula():
     kernels = EngineCost(fixed_s=0.004, context_token_s=3e-8, prefill_token_s=4e-5)
-    fit = table_of(kernels, DENSE, kind="operators").fit()
+    fit = fit_table(table_of(kernels, DENSE, kind="operators"))
     assert fit.cost.fixed_s == pytest.approx(0.004 + 0.5e-3 + 36 * 20e-6)
     assert fit.cost.sequence_s == pytest.approx(25e-6)
     assert fit.cost.prefill_token_s == pytest.approx(4e-5, rel=1e-3)
 
 
 def test_kv_transfers_are_a_line():
-    fit = TABLE.fit()
+    fit = fit_table(TABLE)
     assert fit.kv_setup_s == pytest.approx(0.010)
     assert fit.kv_token_s == pytest.approx(1e-6)
-    assert replace(TABLE, kv_transfer=()).fit().kv_token_s is None
+    assert fit_table(replace(TABLE, kv_transfer=())).kv_token_s is None
 
 
 # -- overriding the formula ------------------------------------------------------------------------------
@@ -205,7 +206,7 @@ def test_a_table_of_another_model_or_degree_is_refused():
 def test_a_table_is_a_form_of_a_cost(tmp_path):
     path = tmp_path / "mine.json"
     TABLE.save(path)
-    assert cost_from_mapping({"table": str(path)}) == TABLE.fit().cost
+    assert cost_from_mapping({"table": str(path)}) == fit_table(TABLE).cost
     with pytest.raises(BadInput, match=r"mine\.json is of TP degree 1, asked for 4"):
         cost_from_mapping({"table": str(path)}, 4)
 
@@ -274,7 +275,7 @@ def test_the_table_of_the_cpu_engine_ships(model_dir):
     table.check(read_shape(model_dir), 1)
     assert table.kind == "engine"
     assert table.slots >= 6
-    cost = table.fit().cost
+    cost = fit_table(table).cost
     assert 1e-4 < cost.decode_token_s(1, 100) < 0.1
     assert cost.decode_token_s(8, 800) > cost.decode_token_s(1, 100)
     assert cost_from_mapping({"table": "tiny-agent-cpu"}) == cost

@@ -15,6 +15,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.engine_cost import load_profile
 from heddle_dask.cost.measured import MeasuredTable
 from heddle_dask.cost.model_config import read_shape
+from heddle_dask.cost.table_fit import fit_table
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.profiling.engines import model_name
 from heddle_dask.profiling.plan import ProfilePlan, plan_for
@@ -57,7 +58,7 @@ def test_the_emulated_engine_is_measured_as_what_it_is(tmp_path, model_dir):
     assert table.mixed == (), "a context of 600 tokens is too short for these prompts"
     assert told["out"] == str(out)
     assert told["points"] == len(table.decode) == 12
-    truth, found = load_profile("tiny-cpu"), table.fit().cost
+    truth, found = load_profile("tiny-cpu"), fit_table(table).cost
     # Wide: other work on the machine lengthens what a client sees.
     assert found.decode_token_s(1, 100) == pytest.approx(truth.decode_token_s(1, 100), rel=0.5)
     assert found.decode_token_s(4, 400) > found.decode_token_s(1, 100)
@@ -83,7 +84,7 @@ def test_prompts_beside_decoding_sequences_tell_what_adds_up(tmp_path, model_dir
     ]
     assert all(point.prompts >= 0 and point.seconds > 0 for point in table.mixed)
     assert {point.cached_tokens for point in table.bursts} == {0, 1024}
-    assert table.fit().cost.prompt_s == 0.0
+    assert fit_table(table).cost.prompt_s == 0.0
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_kv_transfers_between_two_engines_are_measured(tmp_path, model_dir):
     assert [point.tokens for point in table.kv_transfer] == [64, 256, 568]
     assert table.device == "a desk"
     assert "KV transfer: " in result.stdout
-    assert table.fit().kv_token_s is not None
+    assert fit_table(table).kv_token_s is not None
 
 
 @pytest.mark.vllm
@@ -184,7 +185,7 @@ def test_a_real_engine_is_measured(tmp_path, model_dir):
     assert table.block_tokens % 32 == 0 and not table.chunked_prefill
     assert table.capacity_tokens > 10_000
     assert table.start_s > 1
-    assert table.fit().cost.decode_token_s(1, 100) > 1e-4
+    assert fit_table(table).cost.decode_token_s(1, 100) > 1e-4
 
 
 # -- operators with torch alone --------------------------------------------------------------------------
@@ -209,7 +210,7 @@ def test_operators_of_a_small_model_on_a_cpu(tmp_path, model_dir, degree):
     assert [(point.batch, point.context_tokens) for point in table.decode] == [(1, 64), (4, 256)]
     assert [point.tokens for point in table.prefill] == [64]
     assert all(table.whole_s(point) > point.seconds for point in table.decode), "what is no kernel is added"
-    assert table.fit().cost.fixed_s > 0.5e-3
+    assert fit_table(table).cost.fixed_s > 0.5e-3
     told = json.loads(result.stdout)
     assert (told["points"], told["out"]) == (2, str(out))
     assert "of kernels on one GPU" in result.stderr

@@ -31,7 +31,7 @@ from heddle_dask.live.driver.files.run_files import RunFiles, software_versions
 from heddle_dask.live.driver.groups.group_feed import GroupFeed, GroupPort
 from heddle_dask.live.driver.groups.group_stream import GroupStream
 from heddle_dask.live.driver.inputs.loaded_model import LoadedModel
-from heddle_dask.live.driver.inputs.meant_arguments import explained, meant, shown
+from heddle_dask.live.driver.inputs.meant_arguments import meant, shown
 from heddle_dask.live.driver.inputs.pools import Pools
 from heddle_dask.live.driver.inputs.rollout_inputs import (
     ChatModel,
@@ -43,6 +43,7 @@ from heddle_dask.live.driver.inputs.rollout_inputs import (
     tasks_of,
 )
 from heddle_dask.live.driver.inputs.telemetry import SpanSender, Telemetry
+from heddle_dask.live.driver.inputs.unknown_arguments import explained
 from heddle_dask.live.driver.options import Budget, Engines, Sampling
 from heddle_dask.live.driver.programs.attempts import attempts_of
 from heddle_dask.live.driver.programs.branch import Services
