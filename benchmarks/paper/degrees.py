@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.nouns import TpDegreePlan
@@ -16,8 +17,29 @@ from heddle_dask.sim.deployment import plan_fleet, uniform_fleets
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.strategies.partition.work import Work
 from heddle_dask.strategies.presets import build_strategies, is_exact
-from heddle_dask.strategies.tp_degrees.forecast import PerToken, Quantiles
+from heddle_dask.strategies.tp_degrees.forecast import Quantiles, level_of
 from heddle_dask.workloads.planned import PlannedTrajectory
+
+
+@dataclass(frozen=True, slots=True)
+class PerToken:
+    """Observation tokens and tool seconds per sampled token, over many earlier trajectories."""
+
+    observation_tokens: float
+    tool_s: float
+
+    def work(self, number: int, group: str, prompt_tokens: int, made: Quantiles, max_context_tokens: int) -> Work:
+        """The work of trajectory `number` of a batch from its prediction, at its quantile level."""
+        tokens = min(made.tokens(level_of(number)), float(max_context_tokens - prompt_tokens))
+        added = min(self.observation_tokens * tokens, max_context_tokens - prompt_tokens - tokens)
+        return Work(
+            group=group,
+            decode_tokens=tokens,
+            context_tokens=prompt_tokens + added / 2,
+            shared_tokens=prompt_tokens,
+            prefill_tokens=added,
+            tool_s=self.tool_s * tokens,
+        )
 
 
 def fleets_that_fit(shape: ModelShape, cluster: Cluster, max_context_tokens: int) -> dict[int, SimulatedFleet]:

@@ -215,10 +215,6 @@ class ChatTemplate:
         """A whole conversation, as `render`, with the owner of each token."""
         return self._rendering(self._opening_text, self._clean(messages))
 
-    def bridge(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
-        """Token ids of what follows a sampled assistant turn, as `following`."""
-        return self.following(messages, ended=ended).token_ids
-
     def following(self, messages: Sequence[Message], *, ended: bool, end_id: int | None = None) -> Rendering:
         """What follows a sampled assistant turn, to the end of the next generation prompt, with owners of tokens.
 

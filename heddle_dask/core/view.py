@@ -17,7 +17,7 @@ from heddle_dask.core.gpu_chunks import FreeChunks, chunk_size
 from heddle_dask.core.ids import ActionId, EngineId, GroupId, HostId, RunId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, Priority, StepRequest
 from heddle_dask.core.resources import Resources
-from heddle_dask.core.service_copies import ChunkRank, ServiceCopy, ranked_chunks
+from heddle_dask.core.service_copies import ChunkRank, ranked_chunks
 from heddle_dask.core.state import State
 from heddle_dask.core.waiting_actions import actions_in_turn, run_of_action, turn_cost
 
@@ -118,10 +118,6 @@ class ClusterView:
         """
         ranked = ranked_chunks(host.gpus, service, chunk_size(gpus))
         return ranked[0][0] if ranked else None
-
-    def service_copies(self, service: str) -> Iterable[ServiceCopy]:
-        """All copies of this service on all hosts: wanted, being loaded, resident, or leaving."""
-        return self._state.copies_of.get(service, {}).values()
 
     def load_s(self, host: Host, service: str, gpus: int) -> float | None:
         """Expected seconds until the service can run on a free chunk of this host; None when nothing is known."""

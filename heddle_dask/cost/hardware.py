@@ -211,21 +211,6 @@ def allowed_degrees(model: ModelShape, degrees: tuple[int, ...] = DEGREES) -> tu
     )
 
 
-def fitting_degrees(
-    model: ModelShape, gpu: Gpu, degrees: tuple[int, ...] = DEGREES, *, least_tokens: int = 1
-) -> tuple[int, ...]:
-    """Those of `degrees` at which an engine can run the model with room for `least_tokens` of KV."""
-    fitting = tuple(
-        degree for degree in allowed_degrees(model, degrees) if _kv_room_tokens(model, gpu, degree) >= least_tokens
-    )
-    if not fitting:
-        raise BadInput(
-            f"model of {model.weight_bytes / 1e9:.0f} GB with {least_tokens} tokens of context fits no engine of "
-            f"{_listed(degrees)} GPUs of {gpu.memory_bytes / 1e9:.0f} GB: use larger GPUs or a smaller model"
-        )
-    return fitting
-
-
 def kv_capacity_tokens(model: ModelShape, gpu: Gpu, tp_degree: int) -> int:
     """KV capacity beside the weights, in tokens; copies of KV heads take memory too."""
     tokens = _kv_room_tokens(model, gpu, tp_degree)

@@ -17,11 +17,6 @@ def gpu_names() -> list[str]:
     return sorted(_constants("gpus"))
 
 
-def model_names() -> list[str]:
-    """Names that `model_of` accepts."""
-    return sorted(_constants("models"))
-
-
 def gpu_of(name: str) -> Gpu:
     """The published figures of a GPU; the name is case-insensitive."""
     known = _constants("gpus")

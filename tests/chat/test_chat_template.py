@@ -350,7 +350,7 @@ def test_tools_that_the_tokenizer_refuses_are_bad_input(tmp_path: Path) -> None:
 def test_a_lone_surrogate_is_rendered_as_its_escape(role: str, chatml: ChatTemplate) -> None:
     """Python gives names of files that are no UTF-8 such characters."""
     said = [QUESTION, {"role": role, "content": "r\udce9sum\udce9"}]
-    assert "r\\udce9sum\\udce9" in text_of(chatml, chatml.bridge(said, ended=True))
+    assert "r\\udce9sum\\udce9" in text_of(chatml, chatml.following(said, ended=True).token_ids)
 
 
 THINKING = CHATML.replace(
@@ -365,7 +365,7 @@ def test_a_begun_reply_is_outside_of_the_opened_thinking(tmp_path: Path) -> None
     whole = chat._tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
     assert text_of(chat, chat.render([QUESTION])).endswith("<think>\n")
     assert text_of(chat, chat.render(messages)) == whole
-    bridge = text_of(chat, chat.bridge(messages[2:], ended=True))
+    bridge = text_of(chat, chat.following(messages[2:], ended=True).token_ids)
     assert whole.endswith(bridge) and bridge.endswith("<|im_start|>assistant\nIt is")
 
 
@@ -387,7 +387,8 @@ def test_the_marker_of_the_next_role_ends_a_turn_without_an_end_token(tmp_path: 
     whole = chat.render([QUESTION, {"role": "assistant", "content": "hm"}, *asked])
     sampled = [*chat._encode("hm"), user]
     assert [*chat.render([QUESTION]), *sampled, *chat.following(asked, ended=True, end_id=user).token_ids] == whole
-    assert chat.bridge(asked, ended=True) == chat.bridge(asked, ended=False)[1:]
+    ended, open_ = (chat.following(asked, ended=each).token_ids for each in (True, False))
+    assert ended == open_[1:]
     assert chat.following(found, ended=True, end_id=tool).token_ids[0] != tool
     # The model expected the user to speak, and a tool does: its marker follows.
     assert chat.following(found, ended=True, end_id=user).token_ids[0] == tool

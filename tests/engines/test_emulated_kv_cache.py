@@ -29,7 +29,8 @@ def test_sampled_tokens_are_found_by_a_continuation():
     cache = KvCache(10_000)
     context = list(range(20))
     held = _hold(cache, context)
-    cache.grow(held, 29)
+    held.loose_tokens += 29
+    cache.grow_all(29)
     cache.release(held, [*context, *range(100, 129)])
     assert cache.hit_tokens([*context, *range(100, 130)]) == 48
 
@@ -90,7 +91,8 @@ def test_counts_hold_in_any_order(plan):
         held = cache.acquire(context, 0)
         if held is not None:
             grown = min(sampled, cache.free_tokens)
-            cache.grow(held, grown)
+            held.loose_tokens += grown
+            cache.grow_all(grown)
             running.append((held, [*context, *[9] * grown]))
         for _ in range(min(releases, len(running))):
             cache.release(*running.pop(0))

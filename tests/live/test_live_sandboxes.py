@@ -64,7 +64,7 @@ async def uses_all_of_it(ctx: Context, number: int) -> None:
         result = await box.exec("echo {cpus} $HEDDLE_CPUS", needs=Needs(cpus=(2, 2)))
         assert result.stdout == "2 2\n"
         result = await box.exec("echo begun; sleep 60", timeout_s=2.0)
-        assert result.timed_out and result.stdout == "begun\n" and not result.ok
+        assert result.ended_by == "timeout" and result.stdout == "begun\n" and not result.ok
         assert (await box.exec("exit 3")).exit_code == 3
         await box.put("d/b.bin", bytes(range(256)))
         assert await box.get("d/b.bin") == bytes(range(256))

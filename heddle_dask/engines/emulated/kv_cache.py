@@ -105,11 +105,6 @@ class KvCache:
         self._evict()
         return held
 
-    def grow(self, held: BlockAllocation, tokens: int) -> None:
-        """Count `tokens` more for a running request."""
-        held.loose_tokens += tokens
-        self.grow_all(tokens)
-
     def grow_all(self, tokens: int) -> None:
         """Count `tokens` more in total; each request adds its share to `loose_tokens` before its release."""
         self._loose_tokens += tokens

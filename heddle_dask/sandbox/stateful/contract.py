@@ -149,11 +149,6 @@ class ExecResult:
         return self.exit_code == 0 and not self.ended_by
 
     @property
-    def timed_out(self) -> bool:
-        """Whether it ran past its limit of time; the outputs are what it had written by then."""
-        return self.ended_by == "timeout"
-
-    @property
     def text(self) -> str:
         """Both outputs for an agent, and what ended the command where that is not exit code 0."""
         parts = [part.rstrip("\n") for part in (self.stdout, self.stderr) if part.strip()]

@@ -1,4 +1,4 @@
-"""The loads of all ready engines: decides like `decide_move`, but prices only the few targets that can win.
+"""The loads of all ready engines, and the move that pays: of all targets only the few that can win are priced.
 
 For every engine the board keeps a lower bound of the seconds that an arriving trajectory needs there. With n
 residents that need R tokens in total, each of their tokens costs at least ``w = token + kv·context``, so they add at
@@ -109,7 +109,16 @@ class LoadBoard:
         margin: Margin,
         reach: Collection[EngineId] | None = None,
     ) -> PricedMove | None:
-        """`decide_move` over all loads, pricing few of them; `link` connects the engines of `reach` [all]."""
+        """The move with the earliest end of this trajectory if that is clearly earlier than staying, else None.
+
+        With the trajectory and its recomputation added, the target must also finish all its work before the home would
+        have finished with the trajectory: a move must not make another engine the last one.
+
+        Parameters
+        ----------
+        link
+            Connects the engines of `reach` (None: all); without one, KV cannot be transferred.
+        """
         home = self.number_of.get(candidate.home)
         if home is None or candidate.remaining_tokens <= 0 or candidate.moved >= margin.max_moves:
             return None

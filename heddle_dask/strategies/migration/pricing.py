@@ -8,7 +8,7 @@ this rule was better than the paper's rank rule in every case (`rank_rule`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -170,33 +170,6 @@ class PricedMove:
     def gain_s(self) -> float:
         """Seconds by which the trajectory ends earlier."""
         return self.stay_s - self.move_s
-
-
-def decide_move(
-    candidate: MovingCandidate, loads: Sequence[EngineLoad], link: Link | None, margin: Margin
-) -> PricedMove | None:
-    """The move with the earliest end of this trajectory if that is clearly earlier than staying, else None.
-
-    With the trajectory and its recomputation added, the target must also finish all its work before the home would
-    have finished with the trajectory: a move must not make another engine the last one.
-
-    Parameters
-    ----------
-    loads
-        Loads of all ready engines, including the home; without it the result is None.
-    link
-        None if KV cannot be transferred.
-    """
-    home = next((load for load in loads if load.engine_id == candidate.home), None)
-    if home is None or candidate.remaining_tokens <= 0 or candidate.moved >= margin.max_moves:
-        return None
-    stay = price_stay(candidate, home, margin)
-    best: PricedMove | None = None
-    for target in loads:
-        move = None if target is home else price_move(candidate, target, link, margin, stay)
-        if move is not None and (best is None or move.move_s < best.move_s):
-            best = move
-    return best
 
 
 class NoMove(NamedTuple):

@@ -88,24 +88,3 @@ def _work(group: str, prompt_tokens: int, took: FinishedWork, max_context_tokens
         prefill_tokens=observed,
         tool_s=took.tool_s,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class PerToken:
-    """Observation tokens and tool seconds per sampled token, over many earlier trajectories."""
-
-    observation_tokens: float
-    tool_s: float
-
-    def work(self, number: int, group: str, prompt_tokens: int, made: Quantiles, max_context_tokens: int) -> Work:
-        """The work of trajectory `number` of a batch from its prediction, at its quantile level."""
-        tokens = min(made.tokens(level_of(number)), float(max_context_tokens - prompt_tokens))
-        added = min(self.observation_tokens * tokens, max_context_tokens - prompt_tokens - tokens)
-        return Work(
-            group=group,
-            decode_tokens=tokens,
-            context_tokens=prompt_tokens + added / 2,
-            shared_tokens=prompt_tokens,
-            prefill_tokens=added,
-            tool_s=self.tool_s * tokens,
-        )

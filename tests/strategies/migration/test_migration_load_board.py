@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from worlds.priced_moves import decide_move
 
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.migration import load_board
 from heddle_dask.strategies.migration.load_board import LoadBoard
-from heddle_dask.strategies.migration.pricing import EngineLoad, Link, Margin, MovingCandidate, decide_move
+from heddle_dask.strategies.migration.pricing import EngineLoad, Link, Margin, MovingCandidate
 
 FAST = EngineCost(fixed_s=0.005, sequence_s=4e-5, prefill_token_s=1e-5, context_token_s=1.5e-8)
 SMALL = EngineCost(fixed_s=0.01, sequence_s=1e-3, prefill_token_s=1e-3, capacity_tokens=60_000)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from worlds.priced_moves import decide_move
 
 from heddle_dask.core.ids import EngineId, TrajectoryId
 from heddle_dask.cost.engine_cost import EngineCost
-from heddle_dask.strategies.migration.pricing import EngineLoad, Link, Margin, MovingCandidate, decide_move
+from heddle_dask.strategies.migration.pricing import EngineLoad, Link, Margin, MovingCandidate
 from heddle_dask.strategies.partition.work import Work, WorkLoad
 
 HOME, AWAY, FAR = EngineId("home"), EngineId("away"), EngineId("far")
