@@ -32,7 +32,6 @@ def _error(message: str, status: int) -> web.Response:
 
 
 async def serve_on_socket(application: web.Application, socket: str) -> None:
-    """Listen until the process is ended."""
     runner = web.AppRunner(application, access_log=None)
     await runner.setup()
     os.umask(0o077)

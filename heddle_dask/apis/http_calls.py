@@ -31,7 +31,6 @@ class HttpAnswer:
     text: str
 
     def json(self) -> Any:
-        """The body as JSON."""
         return json.loads(self.text)
 
 

@@ -247,7 +247,6 @@ class Actions:
         return [GiveUpAction(action.spec.action_id, cause)]
 
     def host_joined(self, event: ev.HostJoined) -> list[Command]:
-        """A host joins and takes actions."""
         spec = event.host
         if spec.host_id in self.state.hosts:
             raise KeyError(f"host {spec.host_id} joined before; a restart needs a new id")

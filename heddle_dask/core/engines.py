@@ -187,7 +187,6 @@ class EngineMembership:
         return [*self.updates.joined(engine), *self._takes_steps(engine, event.at)]
 
     def _takes_steps(self, engine: Engine, at: float) -> list[Command]:
-        """There is another engine for steps."""
         self.state.newcomers[engine.engine_id] = None
         self.state.refresh_ready()
         self.state.settle_newcomers()

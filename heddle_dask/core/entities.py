@@ -343,7 +343,6 @@ class Engine:
 
     @property
     def engine_id(self) -> EngineId:
-        """Shorthand for ``spec.engine_id``."""
         return self.spec.engine_id
 
     def has_no_work(self, at: float) -> bool:
@@ -486,7 +485,6 @@ class Host:
 
     @property
     def free_cpus(self) -> int:
-        """CPUs that no running action uses."""
         return self.free.get(CPUS, 0)
 
     def fits(self, resources: Resources) -> bool:

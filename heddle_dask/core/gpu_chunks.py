@@ -109,7 +109,6 @@ class GpuBuddies:
             first = used.end
 
     def counts(self) -> FreeChunks:
-        """The free chunks as counts by size."""
         levels = [0] * (max(1, self.gpus).bit_length())
         for chunk in self.free():
             levels[chunk.gpus.bit_length() - 1] += 1

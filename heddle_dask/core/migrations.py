@@ -349,7 +349,6 @@ class Migrations:
                 self._drop(name)
 
     def _touching(self, engine_id: EngineId) -> list[tuple[TrajectoryId, MoveRequest]]:
-        """Pending moves from or to that engine."""
         return [item for between in self._at.get(engine_id, {}).values() for item in between.items()]
 
     def engine_lost(self, engine_id: EngineId, at: float) -> list[Command]:

@@ -65,7 +65,6 @@ class Needs:
                 raise BadInput(f"needs: {name} is {text!r}: use a text")
 
     def demand(self) -> ResourceDemand:
-        """The amounts by resource."""
         if not isinstance(self.api, Mapping) or not all(isinstance(name, str) and name for name in self.api):
             raise BadInput(f"needs: api is {self.api!r}: use a mapping such as {{'search': 1}}")
         remote = bool(self.api) or bool(self.service) or self.gpus != 0
@@ -87,7 +86,6 @@ class Needs:
 
 
 def check_profile(profile: object) -> None:
-    """Refuse a profile that no action can have."""
     if not isinstance(profile, DurationProfile):
         raise BadInput(f"needs: profile is {profile!r}: use DurationProfile(one_unit_s, serial_share)")
     one_s, serial = profile.one_unit_s, profile.serial_share

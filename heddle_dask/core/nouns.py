@@ -254,7 +254,6 @@ class HostDescription:
 
     @property
     def cpus(self) -> int:
-        """Its CPUs."""
         return self.resources[CPUS]
 
 

@@ -164,7 +164,6 @@ class CreditLedger:
             self._closed.pop(group_id, None)
 
     def check_integrity(self) -> None:
-        """Recount."""
         assert self._running == sum(len(members) for members in self._members.values())
         assert not self._members.keys() & self._waiting.keys()
         assert all(self._waiting.values()) and all(self._members.values())

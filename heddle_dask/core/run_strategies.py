@@ -60,7 +60,6 @@ class RunView(ClusterView):
         return trajectory.spec.run_id == self._run.description.run_id
 
     def queued(self, engine: Engine) -> int:
-        """Steps that run on this engine or precede a further one: those of other runs that are held back do not."""
         if not engine.held:
             return len(engine.inflight)
         return len(engine.inflight) - engine.held + engine.held_of.get(self._run.description.run_id, 0)
@@ -131,7 +130,6 @@ class StrategyTable:
         self._by_run[description.run_id] = RunStrategies(description.run_id, strategies, description.retries, view)
 
     def remove(self, run_id: RunId) -> None:
-        """Forget a run that has ended."""
         del self._by_run[run_id]
         del self._state.runs[run_id]
         self._state.fair.leave(run_id)

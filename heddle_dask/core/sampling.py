@@ -89,6 +89,5 @@ def checked_stop(where: str, stop: object) -> tuple[str, ...]:
 
 
 def check_seed(where: str, seed: object) -> None:
-    """Refuse what is no seed of a step."""
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**63:
         raise BadInput(f"{where}: seed is {seed!r}: use a whole number of at least 0 and below 2**63")

@@ -82,7 +82,6 @@ class ServiceTurns:
         return self.state.load_seconds.expected(service, gpus, cold)
 
     def is_next(self, copy: ServiceCopy) -> bool:
-        """Whether this copy is for the next turn of its service."""
         return self.following.get(copy.service) == NextTurn(copy.host_id, copy.chunk)
 
     def refresh(self) -> None:

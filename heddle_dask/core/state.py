@@ -224,7 +224,6 @@ class State:
         self.unfinished_by_group[group_id] = self.unfinished_by_group.get(group_id, 0) + 1
 
     def leave_group(self, group_id: GroupId) -> None:
-        """Count one unfinished member less."""
         self.unfinished_by_group[group_id] -= 1
         if self.unfinished_by_group[group_id] == 0:
             del self.unfinished_by_group[group_id]

@@ -45,7 +45,6 @@ class ClusterView:
         return self._state.engines[engine_id]
 
     def trajectory(self, trajectory_id: TrajectoryId) -> Trajectory:
-        """The trajectory of that id."""
         return self._state.trajectories[trajectory_id]
 
     def residents(self, engine: Engine) -> list[Trajectory]:

@@ -211,7 +211,6 @@ _KIND = "actions"
 
 
 def run_of_action(state: State, action: Action) -> RunId:
-    """The run of an action that has not ended."""
     return state.trajectories[action.spec.trajectory_id].spec.run_id
 
 

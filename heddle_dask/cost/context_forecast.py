@@ -36,7 +36,6 @@ _PRIOR_TRAJECTORIES = 1.0
 
 
 def bin_of(growth_tokens: Floats) -> NDArray[np.int64]:
-    """The bin in which each growth lies."""
     found = np.searchsorted(GROWTH_TOKENS, growth_tokens, side="right") - 1
     return np.clip(found, 0, _BINS - 1)
 

@@ -43,7 +43,6 @@ class GpuSplit:
 
     @property
     def trainer_wait_share(self) -> float:
-        """Share of a step in which the trainer waits."""
         return self.trainer_wait_s / self.step_s if self.step_s else 0.0
 
     def figures(self) -> dict[str, float]:

@@ -16,7 +16,6 @@ _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def read_shape(directory: str | Path) -> ModelShape:
-    """The shape of the model in a directory."""
     return shape_of_config(read_config(directory), str(Path(directory) / "config.json"))
 
 

@@ -49,7 +49,6 @@ class EngineAddress:
 
 
 def socket_address(directory: Path, name: str) -> EngineAddress:
-    """The address of a socket in a directory."""
     path = str(directory / name)
     length = len(os.fsencode(path))
     if length > LONGEST_SOCKET_PATH_BYTES:

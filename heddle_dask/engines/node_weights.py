@@ -192,7 +192,6 @@ class NodeWeightsDirectory:
             )
 
     def _complete(self, manifest: WeightManifest, partial: Path, stop: threading.Event) -> None:
-        """Make the fetched buckets a model directory."""
         if manifest.adapter is None:
             digests = {bucket.file: bucket.digest for bucket in manifest.buckets}
         else:

@@ -196,7 +196,6 @@ class SupervisedProcess:
         await asyncio.to_thread(kill_stale, str(self.records))
 
     def launch(self) -> None:
-        """Start the program without waiting for it."""
         if self._popen is not None:
             raise HeddleError(f"{self.name} was launched before: make a new process")
         self.directory.mkdir(parents=True, exist_ok=True)

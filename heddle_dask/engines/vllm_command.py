@@ -335,7 +335,6 @@ def _worker_extension(options: VllmOptions) -> tuple[str, ...]:
 
 
 def _cpu_build(spec: EngineSpec, options: VllmOptions) -> EngineCommand:
-    """What only a CPU build takes."""
     batched_tokens = max(spec.max_model_len or 0, _LEAST_BATCHED_TOKENS)
     # vLLM rewinds the random generator of a seeded request when it splits its prefill; Torch's CPU generator cannot do
     # that, and the engine core would die. Without chunks a prompt waits until all of it fits into one iteration.
@@ -353,7 +352,6 @@ def _cpu_build(spec: EngineSpec, options: VllmOptions) -> EngineCommand:
 def _kv_transfer(
     spec: EngineSpec, build: VllmBuild, port: int, interface: str | None, ports: range | None
 ) -> EngineCommand:
-    """What transfers of KV caches take."""
     config = json.dumps(_kv_transfer_config(build), separators=(",", ":"))
     env = {"VLLM_NIXL_SIDE_CHANNEL_HOST": spec.kv_host, "VLLM_NIXL_SIDE_CHANNEL_PORT": str(port)}
     if ports is not None:

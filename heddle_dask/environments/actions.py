@@ -60,7 +60,6 @@ class FunctionCall:
 
     @property
     def wanted(self) -> Needs:
-        """All its resources."""
         assert self.needs is not None
         return self.needs
 

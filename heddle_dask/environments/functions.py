@@ -50,7 +50,6 @@ class FunctionEnvironment:
 
 
 def is_environment(value: object) -> bool:
-    """Whether `value` implements `Environment`."""
     return (
         callable(getattr(value, "tasks", None))
         and inspect.iscoroutinefunction(getattr(value, "solve", None))

@@ -25,7 +25,6 @@ _PLAIN = (bool, int, float, str, bytes, type(None))
 
 
 def prompts_digest(tasks: Iterable[Task]) -> str:
-    """Digest of ids and prompts, in their order."""
     return _digest([[task.task_id, task.prompt] for task in tasks])
 
 

@@ -161,7 +161,6 @@ class MixedEnvironment:
 
     @property
     def parts(self) -> Mapping[str, Environment]:
-        """The environments by name."""
         return dict(self._parts)
 
     @property
@@ -188,7 +187,6 @@ class MixedEnvironment:
         return task
 
     def part_of(self, task: Task) -> Environment:
-        """The environment that a task of `tasks` is of."""
         name = self._part_of.get(task.task_id)
         if name is None:
             raise BadInput(f"task {task.task_id!r} is of no part of the mix {self.name}: draw it with tasks()")

@@ -46,7 +46,6 @@ class Repository:
     repairs: tuple[tuple[str, str, str], ...]
 
     def to_payload(self) -> dict[str, Any]:
-        """As JSON values."""
         return {
             "files": dict(self.files),
             "hidden": dict(self.hidden),

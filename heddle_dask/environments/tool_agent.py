@@ -51,7 +51,6 @@ class LoopLimits:
 
 
 def text_argument(arguments: Mapping[str, Any], name: str) -> str:
-    """A text argument by name."""
     value = arguments.get(name)
     if not isinstance(value, str):
         raise WrongArguments(f'needs the text argument "{name}"')

@@ -286,7 +286,6 @@ def _probe(place: Path, controller: str, version: int) -> None:
 
 
 def _remove_soon(folder: Path) -> None:
-    """Remove a group whose processes are ending."""
     for _ in range(100):
         try:
             folder.rmdir()

@@ -148,7 +148,6 @@ class CoreClaim:
     _locks: list[int] = field(default_factory=list)
 
     def close(self) -> None:
-        """Give the cores up."""
         while self._locks:
             os.close(self._locks.pop())
 

@@ -32,7 +32,6 @@ class Mechanism:
 
     @classmethod
     def of(cls, groups: CgroupTree | None, shared_because: str = "") -> Mechanism:
-        """The means that are there."""
         has: Collection[str] = () if groups is None else groups.folders
         name = "" if groups is None else f"cgroup v{groups.version}"
         return cls(

@@ -68,11 +68,9 @@ class Oracle:
         """Nothing to learn."""
 
     def due(self) -> bool:
-        """Nothing to fit."""
         return False
 
     def fit(self) -> Fitted | None:
-        """Nothing to fit."""
         return None
 
     def adopt(self, fitted: Fitted) -> None:

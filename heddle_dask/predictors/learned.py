@@ -184,7 +184,6 @@ class LearnedPredictor:
         self.model, self._fitted_at = fitted.model, fitted.told
 
     def learnt(self) -> Learnt:
-        """State for a copy."""
         with self._lock:
             history = {key: tuple(each) for key, each in self._book.history.attempts().items()}
             run = max((one.run for one in self._finished.values()), default=-1)

@@ -44,7 +44,6 @@ class PastAttempt(NamedTuple):
 
     @classmethod
     def of(cls, one: Finished) -> PastAttempt:
-        """The attempt that a trajectory was."""
         return cls(*[getattr(one, name) for name in cls._fields])
 
 

@@ -109,12 +109,10 @@ class GroupBook:
         self._running: dict[str, dict[str, int]] = {}
 
     def finish(self, one: Finished) -> None:
-        """Record the end of a trajectory."""
         self._end_running(one.group_id, one.trajectory_id)
         self.history.add(prompt_of(one), PastAttempt.of(one))
 
     def running(self, progress: Progress) -> None:
-        """Record the tokens of a running trajectory."""
         group = self._running.setdefault(progress.group_id, {})
         group[progress.trajectory_id] = progress.generated_tokens
 
@@ -160,7 +158,6 @@ class Samples:
     by_prompt: bool
 
     def take(self, use: npt.NDArray[np.bool_]) -> Samples:
-        """Only the rows in `use`."""
         picked = np.flatnonzero(use).tolist()
         return Samples(
             rows=tuple(self.rows[index] for index in picked),

@@ -54,7 +54,6 @@ class TreeRows:
     first: npt.NDArray[np.bool_]
 
     def take(self, use: npt.NDArray[np.bool_]) -> TreeRows:
-        """Only the rows in `use`."""
         return TreeRows(self.features[use], self.target[use], self.censored[use], self.first[use])
 
 

@@ -59,7 +59,6 @@ class CauseCount:
         return f"{self.status} by {self.cause}" if self.cause else self.status
 
     def as_json(self) -> dict[str, Any]:
-        """JSON-able form."""
         return asdict(self)
 
 

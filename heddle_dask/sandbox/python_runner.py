@@ -94,7 +94,6 @@ class PythonSandbox:
         cpus: int = 1,
         files: Mapping[str, str] | None = None,
     ) -> ToolOutput:
-        """Run code as a script. See `run_python`."""
         raw = await self.run_raw(code, limits=limits, cpus=cpus, files=files)
         return judge(raw, limits)
 

@@ -19,7 +19,6 @@ def spec_to_json(spec: SandboxSpec) -> dict[str, Any]:
 
 
 def spec_from_json(form: dict[str, Any]) -> SandboxSpec:
-    """The inverse of `spec_to_json`."""
     files = {path: base64.b64decode(text) for path, text in form["files"].items()}
     return SandboxSpec.from_plain({**form, "files": files})
 

@@ -90,7 +90,6 @@ class SandboxServer:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Ids of the sandboxes that are there."""
         return tuple(self._leased)
 
     @web.middleware

@@ -99,7 +99,6 @@ class Cluster:
 
     @property
     def tp_degrees(self) -> tuple[int, ...]:
-        """The degree of each engine."""
         degrees = (self.tp,) * (self.gpus // self.tp) if isinstance(self.tp, int) else self.tp
         for degree in dict.fromkeys((self.tp,) if isinstance(self.tp, int) else self.tp):
             if self.gpus_per_node % degree:

@@ -95,12 +95,10 @@ class SimulatedDeployment:
         )
 
     def plan(self, request: DegreeRequest) -> TpDegreePlan:
-        """Search the TP degrees."""
         fleets, _ = uniform_fleets(self.cluster, self.model, self.max_context_tokens)
         return plan_for_request(request, engine_of_each(fleets), seed=self.seed, told_apart=self.told_apart)
 
     def engines(self, tp_degrees: Sequence[int]) -> Sequence[tuple[EngineDescription, EngineCost]]:
-        """The engines of these TP degrees."""
         formed = replace(self.cluster, tp=tuple(tp_degrees))
         return formed.fleet(self.model, max_context_tokens=self.max_context_tokens).engines
 

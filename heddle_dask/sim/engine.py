@@ -212,7 +212,6 @@ class SharedCores:
         self._current: EngineCost | None = None
 
     def cost_of(self, busy: int) -> EngineCost:
-        """Cost of an engine while `busy` engines are busy."""
         fitting = [count for count in self._costs if count <= busy]
         return self._costs[fitting[-1] if fitting else next(iter(self._costs))]
 

@@ -285,7 +285,6 @@ def simulate(
 
 
 def check_fit(trajectories: Sequence[PlannedTrajectory], fleet: SimulatedFleet) -> None:
-    """Refuse trajectories that could never end."""
     if not trajectories:
         raise BadInput("nothing to simulate: give at least one trajectory")
     room = min(spec.max_context_tokens for spec, _ in fleet.engines)

@@ -104,12 +104,10 @@ class SimulatedRun:
     starts_s: float = 0.0
 
     def description(self, run_id: RunId) -> RunDescription:
-        """What the controller is told of it."""
         return RunDescription(run_id, f"run {run_id}", self.weight, self.strategy, self.overrides, self.seed)
 
 
 def numbered(others: Sequence[SimulatedRun]) -> dict[RunId, SimulatedRun]:
-    """The runs that join, by id."""
     return {RunId(str(number)): run for number, run in enumerate(others, start=2)}
 
 
@@ -186,5 +184,4 @@ class SimulatedRuns:
 
     @property
     def of_first(self) -> list[Program]:
-        """The programs of the first run."""
         return self._programs.get(FIRST_RUN, [])

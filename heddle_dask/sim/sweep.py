@@ -44,7 +44,6 @@ class SimulatedWorkload:
     digest: str = ""
 
     def drawn(self, seed: int) -> list[PlannedTrajectory]:
-        """The trajectories of a seed."""
         return self._load(self.trajectories, seed)
 
     def foreseen(self, seed: int) -> list[PlannedTrajectory]:
@@ -192,7 +191,6 @@ def run_jobs(jobs: Iterable[SimulationJob]) -> Iterator[SimulatedRollout]:
 
 
 def run_job(job: SimulationJob) -> SimulatedRollout:
-    """Run one job; see `run_jobs`."""
     return next(run_jobs([job]))
 
 
@@ -238,7 +236,6 @@ def _learns(arm: Arm) -> bool:
 
 
 def _recorded(group_id: str) -> str:
-    """The name that a drawn group has in its file."""
     return group_id.rpartition("~")[0]
 
 

@@ -88,7 +88,6 @@ class SimulatedTools:
         self._sandboxes = {name: where for name, where in self._sandboxes.items() if where != host_id}
 
     def trajectory_ended(self, trajectory_id: TrajectoryId) -> None:
-        """Drop the sandbox of a trajectory."""
         self._sandboxes.pop(trajectory_id, None)
 
     def _end(self, running: _Running) -> None:

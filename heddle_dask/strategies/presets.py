@@ -208,7 +208,6 @@ def tell_costs(strategies: StrategySet, known: Mapping[int, EngineCost]) -> None
 
 
 def is_exact(choice: PredictorChoice | None) -> bool:
-    """Whether this predictor is an exact oracle."""
     return choice is not None and choice.name == "oracle" and choice.options["error_factor"] == 1
 
 

@@ -33,7 +33,6 @@ class PricedStealing:
         self._costs = EngineCosts(self.profile)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
-        """Use these costs by TP degree in place of the profile."""
         self._costs = EngineCosts(self.profile, known)
 
     def take(

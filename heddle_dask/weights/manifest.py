@@ -215,6 +215,5 @@ def _bucket(body: Mapping[str, Any]) -> WeightBucket:
 
 
 def json_digest(value: Any) -> str:
-    """BLAKE2b-128 of a value as JSON."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -56,7 +56,6 @@ class Seat:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the asker hears no answer any more."""
         return self.place.done() or self.connection is None or self.connection.is_closing()
 
 

@@ -55,7 +55,6 @@ class Ranks:
         threading.Thread(target=lambda: (wait(ends), os._exit(1)), daemon=True).start()
 
     def train(self, batch: Path, version: PolicyVersion) -> TrainReport:
-        """Train on all ranks."""
         for orders in self._orders:
             orders.send((str(batch), version))
         self.learner.catch_up()

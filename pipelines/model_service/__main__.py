@@ -85,7 +85,6 @@ class Server:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    """Listen until the process is ended."""
     model = await asyncio.to_thread(ServedModel, options.model, options.dtype, options.max_tokens)
     await serve_on_socket(Server(model, options.batch).application(), options.socket)
 

@@ -121,7 +121,6 @@ class ServedModel:
         _return_free_memory()
 
     def tokens_of(self, given: str | Sequence[int]) -> list[int]:
-        """The tokens of an input."""
         if isinstance(given, str):
             ids = list(self._tokenizer.encode(given, add_special_tokens=False))
         else:

@@ -104,7 +104,6 @@ class EmulatedKvTransfers:
             self._let_go(name)
 
     async def close(self) -> None:
-        """Forget all exports."""
         for export in self._exports.values():
             export.expiry.cancel()
 

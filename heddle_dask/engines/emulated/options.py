@@ -37,7 +37,6 @@ class EmulatedOptions(EngineOptions):
         self._check_positive("time_scale")
 
     def with_cost(self, cost: Mapping[str, Any]) -> Self:
-        """The same options with another cost."""
         return replace(self, cost=cost)
 
 

@@ -23,7 +23,6 @@ from heddle_dask.weights.tensor_files import read_header
 
 
 async def json_object(request: web.Request) -> dict[str, Any]:
-    """The JSON object that was sent."""
     try:
         value = json.loads(await request.read())
     except ValueError as error:

@@ -40,16 +40,13 @@ class VllmKind:
         return wire
 
     def check_installed(self) -> None:
-        """Raise `BadInput` when this Python has no vLLM."""
         vllm_command.installed_vllm_build()
 
     def check_model(self, model: str, options: EngineOptions) -> None:
-        """Raise `BadInput` when the path names no model with weights, unless vLLM is to make some up."""
         load_format = vllm_command.argument_of(vllm_options(options).extra_args, "load-format")
         vllm_command.check_model(model, weights=load_format != "dummy")
 
     def check_tp_degree(self, model: str, tp_degree: int) -> None:
-        """Raise `BadInput` when the degree does not divide the attention heads of a model directory."""
         # Reading a model's configuration needs numpy, which commands that start no engine do without.
         from heddle_dask.cost.model_config import read_config
 
@@ -141,7 +138,6 @@ class VllmKind:
         return replace(vllm_options(options), weight_transfer=True)
 
     def effective_cost(self, spec: EngineSpec, cost: EngineCost) -> EngineCost:
-        """The cost unchanged."""
         return cost
 
 

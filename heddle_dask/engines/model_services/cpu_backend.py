@@ -49,7 +49,6 @@ class MemorySlots:
                 file.truncate(max(1, self._place_bytes * models))
 
     def take(self, chunk: GpuChunk) -> tuple[MemoryPlace, ...]:
-        """One place on each device of a chunk."""
         devices = range(chunk.first, chunk.end)
         full = [device for device in devices if not self._free.get(device)]
         if full:

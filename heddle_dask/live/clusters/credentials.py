@@ -44,7 +44,6 @@ class Credentials:
         return cls(security, certificate, key, owned)
 
     def remove(self) -> None:
-        """Remove the files."""
         if self.owned is not None:
             self.owned.remove()
 

@@ -87,7 +87,6 @@ class SupervisedDask(ProcessInterface):
         super().__init__()
 
     async def start(self) -> None:
-        """Launch the program."""
         self._process.launch()
         await self.wait_until_up()
         await super().start()

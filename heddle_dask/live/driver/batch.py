@@ -97,7 +97,6 @@ class BatchTally:
         self._reward_sum = 0.0
 
     def add(self, record: TrajectoryRecord, *, is_stored: bool) -> None:
-        """Count one trajectory."""
         if not is_stored:
             self.kept.append(record)
         self.counts[record.status] = self.counts.get(record.status, 0) + 1

@@ -94,7 +94,6 @@ class ClusterControl:
                 )
 
     def next_run(self) -> RunId:
-        """The id of the run that joins next."""
         self._joined += 1
         return FIRST_RUN if self._joined == 1 else RunId(str(self._joined))
 

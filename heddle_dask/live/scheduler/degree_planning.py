@@ -88,15 +88,12 @@ class DegreePlanning:
         return tuple(budget_of(capacities, fitting).tp_degrees)
 
     def plan(self, command: PlanDegrees) -> None:
-        """Begin to search."""
         self._begin(self._plan(command.request_id))
 
     def deploy(self, command: DeployEngines) -> None:
-        """Begin to deploy."""
         self._begin(self._deploy(command))
 
     def close(self) -> None:
-        """Stop what runs."""
         for task in self._tasks:
             task.cancel()
 

@@ -36,7 +36,6 @@ class AnnouncedQueue:
 
     @property
     def now(self) -> QueuedCapacity:
-        """What is queued now."""
         return self._queued if self._clock() < self._until_s else QueuedCapacity()
 
 
@@ -101,7 +100,6 @@ def _waits(trajectory: Trajectory, state: State) -> bool:
 def worker_loads(
     scheduler: Scheduler, registry: EngineRegistry, state: State | None, draining: Container[str] = ()
 ) -> tuple[WorkerLoad, ...]:
-    """What each Dask worker holds that is needed."""
     serves: dict[str, bool] = {}
     residents: dict[str, list[int]] = {}
     for engine_id, (address, _) in registry.engines.items():

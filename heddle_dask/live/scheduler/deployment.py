@@ -53,11 +53,9 @@ class EngineDeployment:
 
     @property
     def assignments(self) -> list[EngineAssignment]:
-        """The engines that are deployed."""
         return [assignment for assignment, _ in self._orders.values()]
 
     def gpus_on(self, node: str) -> set[str]:
-        """The GPUs of a node on which engines are deployed."""
         there = {worker.name for worker in self._workers.values() if worker.node == node}
         return {gpu for assignment in self.assignments if assignment.worker in there for gpu in assignment.gpus}
 

@@ -90,5 +90,4 @@ class EngineRegistry:
 
     @property
     def tool_cpus(self) -> int:
-        """CPUs of all hosts together."""
         return sum(host.cpus for _, host in self.hosts.values())

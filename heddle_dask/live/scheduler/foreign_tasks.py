@@ -37,7 +37,6 @@ class ForeignTasks:
                 dask.restrict_if_free(ts, self._allowed)
 
     def workers_changed(self, scheduler: Scheduler) -> None:
-        """A worker has joined or left."""
         tags = {address: set(state.resources) for address, state in scheduler.workers.items()}
         without_engine = {address for address, tag in tags.items() if ENGINE_RESOURCE not in tag}
         of_others = {address for address in without_engine if TOOL_RESOURCE not in tags[address]}

@@ -65,11 +65,9 @@ class GpuSeats:
 
     @property
     def taken(self) -> Mapping[Asker, tuple[str, ...]]:
-        """The GPUs of each asker that has some."""
         return {asker: seat.gpus for asker, seat in self._seats.items()}
 
     def seated_on(self, node: str) -> set[str]:
-        """The GPUs of a node that have an asker."""
         return {gpu for seat in self._seats.values() if seat.node == node for gpu in seat.gpus}
 
     def worker_asks(self, worker: str, report: EngineWorkerReport) -> None:

@@ -66,7 +66,6 @@ class JournalSpool:
         return rows
 
     def close(self) -> None:
-        """Give the disk back."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -31,7 +31,6 @@ class OwnedEngines:
         self._owner, self.inherited = "", False
 
     def is_owner(self, client_id: str) -> bool:
-        """Whether this client owns the engines."""
         return bool(client_id) and self._owner == client_id
 
     def pass_on(self, client_id: str, other_id: str) -> None:

@@ -105,7 +105,6 @@ class HeddleScheduler(SchedulerPlugin):
         return self._control
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Add our handlers."""
         self.scheduler = self._drains.scheduler = scheduler
         collect_seldom()
         handlers = Handlers(self._failed)
@@ -287,7 +286,6 @@ class HeddleScheduler(SchedulerPlugin):
         return demand_of(self.scheduler, self._registry, state, self._drains)
 
     async def snapshot(self, request: cluster.GetSnapshot) -> cluster.CurrentSnapshot:
-        """The picture of this interval."""
         if not request.run:
             return cluster.CurrentSnapshot(self.snapshots.latest_json())
         try:
@@ -308,7 +306,6 @@ class HeddleScheduler(SchedulerPlugin):
         await dask.forget_worker_plugin(self.scheduler, ENGINE_PLUGIN)
 
     async def submit(self, request: driver.SubmitTrajectories) -> Done:
-        """Announce trajectories; a notice admits each."""
         self._open(request.session).trajectories_submitted(request.trajectories)
         return Done()
 
@@ -375,7 +372,6 @@ class HeddleScheduler(SchedulerPlugin):
 
     @hook
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """A worker joined."""
         self._foreign.workers_changed(scheduler)
 
     @hook
@@ -421,7 +417,6 @@ class HeddleScheduler(SchedulerPlugin):
                 send(self.scheduler, workers.ClearServicesOrder(), worker)
 
     async def close(self) -> None:
-        """The scheduler ends."""
         self._owned.close()
         self._drains.close()
         if self._control is not None:
@@ -504,7 +499,6 @@ class HeddleScheduler(SchedulerPlugin):
             self._registry.starts_no_more(worker)
 
     def host_ready(self, worker: str, report: workers.HostReadyReport) -> None:
-        """A worker takes actions."""
         if worker in self._drains:
             return
         if self._registry.add_host(worker, report.host, report.isolation, report.weaker):
@@ -513,7 +507,6 @@ class HeddleScheduler(SchedulerPlugin):
                 self._control.tell(ev.HostJoined(UNSTAMPED, report.host))
 
     def host_lost(self, session: str, event: ev.HostLost) -> None:
-        """A worker takes no actions any more."""
         if self._registry.hosts.pop(event.host_id, None) is not None and self._control is not None:
             self._control.tell_loss(event)
 
@@ -543,13 +536,11 @@ class HeddleScheduler(SchedulerPlugin):
             self._sessions[message.session].tasks_submitted(message.tasks)
 
     def ended(self, worker: str, report: ResultReport) -> None:
-        """A step or an action has ended."""
         events = self._known(report.session)
         if events is not None:
             events.ended(report)
 
     def trajectories_ended(self, sender: str, report: driver.TrajectoriesEndedReport) -> None:
-        """The programs of trajectories have ended."""
         events = self._known(report.session)
         if events is not None:
             events.trajectories_ended(report)

@@ -87,7 +87,6 @@ class Session:
         return self.controller.state.actions.get(self.names.of(action_id))
 
     def awaits(self, step_id: StepId) -> bool:
-        """Whether this step of the session has not ended."""
         return self.controller.awaits(self.names.of_step(step_id))
 
     def close(self) -> None:

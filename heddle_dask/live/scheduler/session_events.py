@@ -118,7 +118,6 @@ class SessionEvents:
 
     @guarded
     def trajectories_submitted(self, trajectories: Iterable[SubmittedTrajectory]) -> None:
-        """The driver announced trajectories."""
         for each in trajectories:
             if self.session.predictions is not None:
                 self.session.predictions.know(
@@ -143,7 +142,6 @@ class SessionEvents:
 
     @guarded
     def trajectories_ended(self, report: TrajectoriesEndedReport) -> None:
-        """The programs of trajectories have ended."""
         for ended in report.ended:
             trajectory_id, status = ended.event.trajectory_id, ended.event.status
             known = self.session.trajectory(trajectory_id)
@@ -235,7 +233,6 @@ class SessionEvents:
 
     @guarded
     def prediction_made(self, event: ev.PredictionMade) -> None:
-        """The predictor has answered."""
         self.control.feed(replace(event, at=self.session.now()))  # it names the controller's trajectory
 
     @guarded

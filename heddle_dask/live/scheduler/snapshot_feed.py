@@ -52,7 +52,6 @@ class WatchedSession:
         self._closed_at_s = 0.0
 
     def take(self, event: Event, commands: Sequence[Command]) -> None:
-        """Take an event and its commands."""
         if self.lines_missing:
             self.lines_missing += 1
             return

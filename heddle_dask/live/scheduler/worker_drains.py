@@ -63,7 +63,6 @@ class WorkerDrains:
         self.scheduler: Scheduler | None = None
 
     def __contains__(self, worker: object) -> bool:
-        """Whether the worker at this address drains."""
         return worker in self._drains
 
     async def drain(self, request: DrainWorkers) -> DrainedWorkers:
@@ -170,7 +169,6 @@ class WorkerDrains:
             _LOG.warning("worker %s holds results that nothing else takes", drain.name)
 
     def close(self) -> None:
-        """The scheduler ends."""
         for drain in self._drains.values():
             if drain.task is not None:
                 drain.task.cancel()

@@ -89,7 +89,6 @@ class RemoteTrainer:
         await self._ask("POST", "/export", {"directory": str(Path(directory).absolute())})
 
     async def close(self) -> None:
-        """End its process."""
         if self._registered:
             await self._on_trainer(end_trainer)
 

@@ -132,7 +132,6 @@ class SampleIntake:
         return rows
 
     def close(self) -> None:
-        """Close the files."""
         self._samples.close()
 
 

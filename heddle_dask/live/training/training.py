@@ -242,7 +242,6 @@ KEPT_VERSIONS = 2
 
 
 def step_line(row: Mapping[str, Any], steps: int) -> str:
-    """One line about a training step."""
     seconds = row["seconds"]
     ages = " ".join(f"{age}:{count}" for age, count in row["staleness"].items())
     held_out = row["held_out_reward"]

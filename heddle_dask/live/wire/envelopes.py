@@ -67,7 +67,6 @@ class Envelope(Message):
         return f"{cls.op}-{kind.__name__}"
 
     def to_wire(self) -> dict[str, Any]:
-        """See `WireValue.to_wire`."""
         content = getattr(self, self.content)
         return {OP: self.operation(type(content)), "session": self.session, self.content: to_mapping(content)}
 

@@ -58,7 +58,6 @@ def step_key(session: str, step_id: StepId) -> Key:
 
 
 def action_key(session: str, action_id: str) -> Key:
-    """Dask key of an action."""
     return (ACTION_PREFIX, session, action_id, 0, 0)
 
 
@@ -68,7 +67,6 @@ def is_key_of(session: str, key: Any) -> bool:
 
 
 def named_by(key: Key) -> StepId | ActionId:
-    """The step or the action of this key."""
     kind, _, name, step_index, attempt = key
     return ActionId(name) if kind == ACTION_PREFIX else StepId(TrajectoryId(name), step_index, attempt)
 

@@ -39,7 +39,6 @@ def _text(values: npt.NDArray[Any]) -> str:
 
 
 def step_from_body(body: Mapping[str, Any]) -> StepResult:
-    """Read what `step_body` made."""
     generated = GenerateResult(
         token_ids=array("i", base64.b64decode(body["token_ids"])),
         logprobs=array("f", base64.b64decode(body["logprobs"])),
@@ -65,7 +64,6 @@ def action_body(outcome: ActionOutcome) -> dict[str, Any]:
 
 
 def action_from_body(body: Mapping[str, Any]) -> ActionOutcome:
-    """Read what `action_body` made."""
     waits = {name: body[name] for name in _ACTION_WAITS if name in body}  # journals from before lack them
     values = {name: body[name] for name in _ACTION_FIELDS}
     return ActionOutcome(**values, **waits, output=body.get("output", ""))

@@ -117,17 +117,14 @@ class UsageWatch:
         self._task: asyncio.Task[None] | None = None
 
     def begin(self, call: RunningCall) -> None:
-        """Watch a call from now on."""
         self._calls[call] = None
         if self._task is None:
             self._task = asyncio.create_task(self._watch())
 
     def end(self, call: RunningCall) -> None:
-        """The call has ended."""
         self._calls.pop(call, None)
 
     def close(self) -> None:
-        """Watch nothing any more."""
         self._calls.clear()
         if self._task is not None:
             self._task.cancel()

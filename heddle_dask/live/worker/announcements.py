@@ -53,6 +53,5 @@ class Announcements:
             self._held.append(message)
 
     def close(self) -> None:
-        """Drop what is held back."""
         if self._waits is not None:
             self._waits.cancel()

@@ -34,7 +34,6 @@ class CalledOffSteps:
         self._keys: set[Key] = set()
 
     def __contains__(self, key: Key) -> bool:
-        """Whether the step of this key was called off."""
         return key in self._keys
 
     def call_off(self, key: Key) -> None:

@@ -53,14 +53,12 @@ class ContextCache:
         self._contexts: OrderedDict[tuple[str, str], CachedContext] = OrderedDict()
 
     def get(self, session: str, trajectory_id: str) -> CachedContext | None:
-        """The context held for the trajectory, if any."""
         context = self._contexts.get((session, trajectory_id))
         if context is not None:
             self._contexts.move_to_end((session, trajectory_id))
         return context
 
     def put(self, session: str, trajectory_id: str, context: CachedContext) -> None:
-        """Hold this context in place of an older one of the trajectory."""
         self.drop(session, trajectory_id)
         self._contexts[(session, trajectory_id)] = context
         self.tokens += len(context.token_ids)
@@ -69,7 +67,6 @@ class ContextCache:
             self.tokens -= len(oldest.token_ids)
 
     def drop(self, session: str, trajectory_id: str) -> None:
-        """Forget the trajectory."""
         context = self._contexts.pop((session, trajectory_id), None)
         if context is not None:
             self.tokens -= len(context.token_ids)

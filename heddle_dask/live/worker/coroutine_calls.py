@@ -70,7 +70,6 @@ class CoroutineCalls:
         return await shared.run(function, payload, offered, granted)
 
     def close(self) -> None:
-        """The pool is about to be closed."""
         if self._shared is not None:
             self._shared.reads.cancel()
 
@@ -105,7 +104,6 @@ class _SharedProcess:
         return self._open
 
     async def run(self, function: str, payload: bytes, offered: dict[str, Any], granted: Granted) -> bytes:
-        """See `CoroutineCalls.run`."""
         self._numbers += 1
         number = self._numbers
         call = self._calls[number] = _Call(function, granted, asyncio.get_running_loop().create_future())

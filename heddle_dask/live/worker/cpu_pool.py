@@ -184,7 +184,6 @@ def claims_directory() -> Path | None:
 
 
 def threads_of_user(uid: int) -> int:
-    """Threads of this user on the machine."""
     total = 0
     for pid, facts in live_processes().items():
         try:

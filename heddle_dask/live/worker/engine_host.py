@@ -104,7 +104,6 @@ class EngineHost:
         self._task = asyncio.create_task(self._supervise(), name=f"engine-{self.spec.kind}")
 
     async def stop(self) -> None:
-        """End the supervision and the engine."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -45,7 +45,6 @@ class Printed:
         return text
 
     def close(self) -> None:
-        """Stop reading."""
         if self._read_end >= 0:
             self._loop.remove_reader(self._read_end)
             os.close(self._read_end)

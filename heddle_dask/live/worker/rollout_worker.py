@@ -177,7 +177,6 @@ class RolloutWorker(WorkerPlugin):
             self._start_engine(self.spec)
 
     async def teardown(self, worker: Worker) -> None:
-        """Stop the engine."""
         if self.worker is not None:
             self._torn_down = True
             self._weights.close()
@@ -195,12 +194,10 @@ class RolloutWorker(WorkerPlugin):
 
     @property
     def client(self) -> EngineClient | None:
-        """The client of the engine that answers now, if any."""
         return self._client
 
     @property
     def host(self) -> EngineHost | None:
-        """The supervision of the engine, if there is one."""
         return self._host
 
     # -- the engine's life -------------------------------------------------------------------------
@@ -383,7 +380,6 @@ class RolloutWorker(WorkerPlugin):
         )
 
     def _failed(self, call: StepCall, engine_id: EngineId, status: StepStatus, message: str) -> StepResult:
-        """A result without tokens."""
         result = StepResult(status=status, engine_id=engine_id, message=message)
         failed = StepFailed(UNSTAMPED, call.step_id, engine_id, status)
         self._reports[call.key] = ResultReport(call.session, call.key, failed, packed_result(result))
@@ -413,5 +409,4 @@ class RolloutWorker(WorkerPlugin):
         self._background.start(self._mover.move(order), order.session)
 
     def drop_context(self, session: str, command: DropContext) -> None:
-        """Drop the context of a trajectory."""
         self._contexts.drop(session, command.trajectory_id)

@@ -53,5 +53,4 @@ async def reap_stale_sandboxes() -> None:
 
 
 async def close_sandboxes() -> None:
-    """End all sandboxes of this worker."""
     await close_keeper_of_loop()

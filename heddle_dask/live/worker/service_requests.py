@@ -64,10 +64,8 @@ class ServiceHandle:
 
 
 async def score_inputs(inputs: Sequence[Input], *, service: ServiceHandle) -> list[float]:
-    """One number for each input."""
     return await service.score(inputs)
 
 
 async def token_logprobs(token_ids: Sequence[int], start: int, *, service: ServiceHandle) -> list[float]:
-    """The logprob of each token from `start` on."""
     return await service.logprobs(token_ids, start)

@@ -61,7 +61,6 @@ class ServiceWorker(ToolWorker):
         self._session = ""
 
     async def teardown(self, worker: Worker) -> None:
-        """End all services."""
         await super().teardown(worker)
         if self.worker is not None:
             await self._host.close()
@@ -88,7 +87,6 @@ class ServiceWorker(ToolWorker):
         )
 
     def add_handlers(self, handlers: Handlers) -> None:
-        """Take the orders about services."""
         handlers.take(LoadServiceOrder, self.load_service)
         handlers.take(ClearServicesOrder, self.clear_services)
         handlers.take_order(EvictService, self.evict_service)

@@ -90,7 +90,6 @@ class ToolProcess:
             self.writer.close()
 
     def send(self, tag: bytes, body: bytes) -> None:
-        """Send a frame."""
         self.writer.write(FRAME.pack(tag, len(body)))
         self.writer.write(body)
 
@@ -231,7 +230,6 @@ class ToolProcesses:
         asyncio.get_running_loop().add_reader(ours, self._take_notice)
 
     async def close(self) -> None:
-        """End the fork server and all processes."""
         for process in self._processes.values():
             process.disconnect()
             process.printed.close()

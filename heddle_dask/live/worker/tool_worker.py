@@ -82,7 +82,6 @@ class ToolWorker(WorkerPlugin):
         self._ended: dict[Key, None] = {}
 
     async def setup(self, worker: Worker) -> None:
-        """Announce the host to the scheduler plugin."""
         resources = self.resources_of(worker.state.total_resources)
         if resources is None:
             return

@@ -78,7 +78,6 @@ class TrainerHost(WorkerPlugin):
         self._gpus = OwnGpus(worker, "trainer")
 
     async def teardown(self, worker: Worker) -> None:
-        """End the process."""
         if self.worker is not None:
             await self.stop()
 

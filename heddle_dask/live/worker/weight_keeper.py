@@ -69,11 +69,9 @@ class WeightKeeper:
         self._background.start(self._fetch(order, self._stop))
 
     def install(self, order: InstallWeights) -> None:
-        """Begin to install what was fetched."""
         self._background.start(self._install(order))
 
     def close(self) -> None:
-        """End a fetch, and let go of all weights."""
         self._closed = True
         self._stop.set()
         for weights in (self._installed, self._fetched):

@@ -82,7 +82,6 @@ class SandboxKeeper:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The sandboxes that are here."""
         return tuple(self._kept)
 
     async def perform(
@@ -135,7 +134,6 @@ class SandboxKeeper:
         return kept.answer
 
     async def _do(self, kept: _Kept, operation: Operation, cpus: int, cores: tuple[int, ...]) -> tuple[Any, str]:
-        """The value of an operation, and its digest."""
         if isinstance(operation, GetOperation):
             return await kept.sandbox.get(operation.path, operation.most_bytes), ""
         if isinstance(operation, PutOperation):
@@ -184,7 +182,6 @@ class SandboxKeeper:
         return kept, len(past)
 
     async def _started(self, name: str, spec: SandboxSpec) -> StatefulSandbox:
-        """A sandbox with its files, after its setup."""
         if not spec.setup:
             return await self._set_up(name, spec)
         template = _template_key(spec)

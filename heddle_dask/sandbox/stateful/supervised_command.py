@@ -242,7 +242,6 @@ class SupervisedCommand:
     # -- services ----------------------------------------------------------------------------------
 
     def freeze(self) -> None:
-        """Stop all its processes; they hold no core."""
         stopped: set[int] = set()
         while fresh := [pid for pid in supervisor.below(self.pid) if pid not in stopped]:
             for pid in fresh:

@@ -25,7 +25,6 @@ _KILL_S = 8.0
 
 
 def below(root: int) -> list[int]:
-    """All processes below that one."""
     children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -76,7 +76,6 @@ class WorkDirectory:
             os.chown(path, self.uid, self.uid)
 
     def put(self, path: str, content: bytes) -> None:
-        """Write a file; see `StatefulSandbox.put`."""
         parts = PurePosixPath(relative_path(path)).parts
         folder = self._open_folder(parts[:-1], make=True)
         try:
@@ -96,7 +95,6 @@ class WorkDirectory:
             os.close(folder)
 
     def get(self, path: str, most_bytes: int) -> bytes:
-        """Read a file; see `StatefulSandbox.get`."""
         parts = PurePosixPath(relative_path(path)).parts
         folder = self._open_folder(parts[:-1], make=False)
         try:
@@ -133,7 +131,6 @@ class WorkDirectory:
         return handle
 
     def usage(self) -> DiskUsage:
-        """What the files take."""
         work, tmp = disk_usage(str(self.work)), disk_usage(str(self.tmp))
         return DiskUsage(work.used_bytes + tmp.used_bytes, work.files + tmp.files)
 

@@ -139,7 +139,6 @@ class Durations:
         self._all = KindDuration()
 
     def observe(self, ended: EndedAction) -> None:
-        """Count an action that has ended."""
         kind = self._kind(ended.request.label)
         if ended.cause == "rate-limited":
             kind.refused += 1

@@ -104,12 +104,10 @@ class ElasticUnits:
     # -- what it is told ---------------------------------------------------------------------------------
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
-        """Use these costs by TP degree in place of the profile."""
         self._costs = EngineCosts(self.profile, known)
         self._pace_s = None
 
     def action_ended(self, ended: EndedAction) -> None:
-        """Learn the duration of its kind."""
         self._durations.observe(ended)
 
     def pass_delay_s(self, view: ClusterView) -> float | None:

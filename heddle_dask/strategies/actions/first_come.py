@@ -83,7 +83,6 @@ class FirstComeMinimum:
     """
 
     def allocate(self, view: ClusterView) -> Sequence[Grant]:
-        """Grants for a prefix of the waiting actions of each pool."""
         rooms = [_Room(host, view) for host in view.hosts]
         open_pools = dict.fromkeys(room.host.spec.pool for room in rooms)
         calls = _FreeCalls(view)

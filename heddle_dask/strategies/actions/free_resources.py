@@ -50,14 +50,12 @@ class FreeResources:
         self._closed[host_id] = (names, action_id)
 
     def of(self, host_id: HostId, pool: str) -> dict[str, int]:
-        """The free amounts of a host."""
         amounts = self._amounts.get(host_id)
         if amounts is None:
             amounts = self._amounts[host_id] = dict(self.hosts[pool][host_id].free)
         return amounts
 
     def chunks(self, host_id: HostId, pool: str) -> FreeChunks:
-        """The free GPU chunks of a host."""
         chunks = self._chunks.get(host_id)
         if chunks is None:
             chunks = self._chunks[host_id] = self._view.free_chunks(self.hosts[pool][host_id])
@@ -80,7 +78,6 @@ class FreeResources:
         return True
 
     def host_fits(self, host_id: HostId, pool: str, need: Resources, action_id: ActionId) -> bool:
-        """Whether the host has this free for the action."""
         amounts = self.of(host_id, pool)
         for name, amount in need:
             if api_of(name) is None and amounts.get(name, 0) < amount:

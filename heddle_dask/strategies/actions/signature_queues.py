@@ -129,7 +129,6 @@ class SignatureQueue:
         return bool(self.signature.service) or any(api_of(name) is not None for name in self.signature.names)
 
     def begin(self) -> None:
-        """Begin a pass."""
         self._by_rank.begin()
         if self._by_age is not None:
             self._by_age.begin()

@@ -74,7 +74,6 @@ class AdditiveIncrease:
             raise ValueError("use growth > 1, 0 < cut < 1 and poll_s > 0")
 
     def admit(self, view: ClusterView) -> Sequence[Admit]:
-        """Admit the oldest waiting trajectories up to the present limit."""
         engines = view.ready_engines
         if engines is not self._engines:
             self._take_engines(engines)

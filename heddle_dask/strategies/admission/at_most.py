@@ -14,7 +14,6 @@ class Unlimited:
     """Admit every trajectory when it is submitted."""
 
     def admit(self, view: ClusterView) -> Sequence[Admit]:
-        """Admit all waiting trajectories."""
         return [Admit(trajectory) for trajectory in view.unadmitted]
 
 
@@ -44,7 +43,6 @@ class AtMost:
                 raise ValueError(f"{name} is {limit!r}; it must be a whole number from 1")
 
     def admit(self, view: ClusterView) -> Sequence[Admit]:
-        """Admit the oldest waiting trajectories up to the limit."""
         room = max(0, self._limit(view) - view.alive)
         return [Admit(trajectory) for trajectory in islice(view.unadmitted, room)]
 

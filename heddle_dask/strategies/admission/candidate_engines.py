@@ -101,7 +101,6 @@ class CandidateEngines:
             self.late[name] = rejection.deadline
 
     def open(self, engine: Engine, number: float) -> None:
-        """Open a closed engine."""
         name = engine.engine_id
         rejection = self.rejections.pop(name)
         self.late.pop(name, None)

@@ -108,7 +108,6 @@ class KvFit:
         self._unpredicted = KvForecast(fill=self.fill)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
-        """Use these costs by TP degree in place of the profile."""
         self._costs = EngineCosts(self.profile, known)
 
     def rank(self, trajectory: Trajectory) -> None:
@@ -123,7 +122,6 @@ class KvFit:
             self._shorter = trajectory
 
     def forget(self, trajectory: Trajectory) -> None:
-        """Learn from a trajectory that has ended."""
         self._queue.discard(trajectory)
         self._unpredicted.forget(trajectory)
 

@@ -58,7 +58,6 @@ class KvForecast:
             raise ValueError("use fill above 0, doubt and spread from 0")
 
     def forget(self, trajectory: Trajectory) -> None:
-        """Learn from a trajectory that has ended."""
         self._growth.ended(trajectory)
 
     def admit(self, view: ClusterView) -> Iterator[Admit]:

@@ -29,7 +29,6 @@ class LeastHeld:
         return engine_id in self._entries
 
     def put(self, engine: Engine, share: float) -> None:
-        """Add an engine, or change its share."""
         entry = (share, engine.number, engine)
         if self._entries.get(engine.engine_id) == entry:
             return
@@ -40,7 +39,6 @@ class LeastHeld:
             heapq.heapify(self._heap)
 
     def drop(self, engine_id: EngineId) -> None:
-        """Remove an engine."""
         del self._entries[engine_id]
 
     def least(self) -> Engine | None:

@@ -63,7 +63,6 @@ class WaitQueue:
         self.tokens += left_tokens
 
     def remove(self, trajectory: Trajectory) -> None:
-        """Remove a trajectory from the queue."""
         entry = self._entries.pop(trajectory.trajectory_id)
         del self._sorted[bisect_left(self._sorted, entry)]
         group = self._groups[trajectory.spec.group_id]
@@ -76,7 +75,6 @@ class WaitQueue:
             del self._learnt_from[entry[4]]
 
     def discard(self, trajectory: Trajectory) -> None:
-        """Remove a trajectory if it is in the queue."""
         if trajectory.trajectory_id in self._entries:
             self.remove(trajectory)
 

@@ -77,7 +77,6 @@ class PrefillDecode:
         self._costs = EngineCosts(self.profile)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
-        """Use these costs in place of the profile."""
         self._costs = EngineCosts(self.profile, known)
 
     def named_classes(self) -> Collection[str]:
@@ -139,7 +138,6 @@ class PrefillDecode:
         return stay_s - go_s - self.setup_s - self.token_s * new_tokens
 
     def step_answered(self, trajectory: Trajectory, answer: StepFinished) -> None:
-        """Note where the context is now."""
         if not answer.new_tokens:
             return
         places = self._places.setdefault(trajectory.trajectory_id, _Places())
@@ -149,5 +147,4 @@ class PrefillDecode:
             places.decode = answer.engine_id
 
     def forget(self, trajectory: Trajectory) -> None:
-        """It has ended."""
         self._places.pop(trajectory.trajectory_id, None)

@@ -49,14 +49,12 @@ class StepMeans:
     prompt_tokens: float = 0.0
 
     def add(self, context_tokens: int, generated_tokens: int, prompt_tokens: int) -> None:
-        """Count a step."""
         self.steps += 1
         self.context_tokens += (context_tokens - self.context_tokens) / self.steps
         self.generated_tokens += (generated_tokens - self.generated_tokens) / self.steps
         self.prompt_tokens += (prompt_tokens - self.prompt_tokens) / self.steps
 
     def end(self, steps: int) -> None:
-        """Count an ended trajectory."""
         self.trajectories += 1
         self.trajectory_steps += steps
 
@@ -81,7 +79,6 @@ class DomainProfiles:
             means.add(trajectory.context_tokens, generated, prompt)
 
     def trajectory_ended(self, trajectory: Trajectory) -> None:
-        """Count the steps of an ended trajectory, if it has any."""
         if trajectory.steps_finished:
             for means in (self._of.setdefault(trajectory.spec.domain, StepMeans()), self._all):
                 means.end(trajectory.steps_finished)
@@ -161,7 +158,6 @@ class PricedAffinity:
         self._costs = EngineCosts(self.profile)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
-        """Use these costs in place of the profile."""
         self._costs, self._told = EngineCosts(self.profile, known), True
 
     # -- choices -------------------------------------------------------------------------------------------------
@@ -245,7 +241,6 @@ class PricedAffinity:
         self._backlog_s[mine.hardware] = max(0.0, self._backlog_s[mine.hardware] - done_s)
 
     def forget(self, trajectory: Trajectory) -> None:
-        """Its work is done, or never will be."""
         self._domains.trajectory_ended(trajectory)
         mine = self._assigned.pop(trajectory.trajectory_id, None)
         if mine is not None:

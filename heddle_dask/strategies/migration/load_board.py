@@ -62,7 +62,6 @@ class LoadBoard:
         self._kinds = list(dict.fromkeys((cost, slots) for _, cost, slots, _ in engines))
 
     def set(self, j: int, residents: int, kv_tokens: int, remaining_tokens: float, longest_tokens: float) -> None:
-        """Set the load of engine j."""
         self.residents[j], self.kv_tokens[j] = residents, kv_tokens
         self._remaining[j], self._longest[j] = remaining_tokens, longest_tokens
         _, cost, slots, _ = self._engines[j]
@@ -88,7 +87,6 @@ class LoadBoard:
         self._stale[block] = None
 
     def load(self, j: int) -> EngineLoad:
-        """The load of engine j."""
         engine_id, cost, slots, max_context = self._engines[j]
         return EngineLoad(
             engine_id,

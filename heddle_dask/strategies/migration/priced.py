@@ -173,7 +173,6 @@ class Priced:
         self._link = Link(self.setup_s, self.token_s)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
-        """Use these costs by TP degree in place of the profile."""
         self._costs = EngineCosts(self.profile, known)
         self._engines, self._remaining = (), []
 

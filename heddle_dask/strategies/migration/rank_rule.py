@@ -60,5 +60,4 @@ class RankRule:
         return choose_transfers(waiting, running)
 
     def forget(self, trajectory: Trajectory) -> None:
-        """Remove an ended trajectory from the ranks."""
         self._order.remove(trajectory.trajectory_id)

@@ -68,7 +68,6 @@ class LeastLoad:
         self._rng = random.Random(self.seed)
 
     def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
-        """The candidate with the least load in flight."""
         if self.of == "steps":
             steps = [len(engine.inflight) for engine in candidates]
             return pick_least(candidates, steps, inflight_steps, self._rng)

@@ -118,7 +118,6 @@ class PresortedPlan:
         self._costs = EngineCosts(self.profile)
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
-        """Use these costs by TP degree in place of the profile."""
         self._costs = EngineCosts(self.profile, known)
 
     def plan(self, trajectories: Sequence[Trajectory], engines: Sequence[Engine]) -> None:

@@ -144,7 +144,6 @@ def page(title: str, body: str, *, rows: Mapping[str, Any] | None = None) -> str
 
 
 def figure(chart: str, caption: str = "") -> str:
-    """A chart with its caption (HTML)."""
     below = f"<figcaption>{caption}</figcaption>" if caption else ""
     return f"<figure>{chart}{below}</figure>"
 

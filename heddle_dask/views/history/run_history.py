@@ -187,7 +187,6 @@ class RunHistory:
         return lane
 
     def run_of(self, trajectory_id: TrajectoryId) -> RunTotals:
-        """The totals of its run."""
         return self.runs.setdefault(plain_name(trajectory_id)[0], RunTotals())
 
     def _forked(self, event: ev.TrajectoryForked) -> None:

@@ -26,7 +26,6 @@ class WorkerTls:
 
     @property
     def options(self) -> list[str]:
-        """Options of ``dask worker``."""
         files = {"--tls-ca-file": self.ca, "--tls-cert": self.certificate, "--tls-key": self.key}
         return [part for name, path in files.items() for part in (name, str(path))]
 
@@ -56,7 +55,6 @@ class JobOptions:
 
     @property
     def resources(self) -> Mapping[str, float]:
-        """The resource tags of each worker."""
         if self.role == "tool":
             return {TOOL_RESOURCE: self.cpus}
         if self.role == "trainer":
@@ -79,7 +77,6 @@ class JobOptions:
         return ["--worker-port", ports, "--nanny-port", ports]
 
     def check(self) -> None:
-        """Refuse what cannot work."""
         if self.interface is not None and self.host is not None:
             raise BadInput(f"--interface {self.interface} and --host {self.host}: give one of them")
         if self.ends_in_s is not None and not (math.isfinite(self.ends_in_s) and self.ends_in_s > 0):

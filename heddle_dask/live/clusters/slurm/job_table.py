@@ -43,11 +43,9 @@ class JobTable:
         return f"{group}-{number}"
 
     def put(self, record: JobRecord) -> None:
-        """Add or replace a record."""
         self.present[record.name] = record
 
     def of_group(self, group: str) -> list[JobRecord]:
-        """The present jobs of a group."""
         return [job for job in self.present.values() if job.group == group]
 
     def forget(self, record: JobRecord) -> None:
@@ -102,7 +100,6 @@ class JobTable:
 
 
 def counts_text(counts: Mapping[str, Mapping[str, int]], wanted: Mapping[str, int]) -> str:
-    """One line for all groups."""
     parts = []
     for group, states in counts.items():
         others = [f"{number} {state}" for state, number in states.items() if number and state != "working"]

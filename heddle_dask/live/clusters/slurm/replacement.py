@@ -166,7 +166,6 @@ class Losses:
         return Losses(self.in_a_row + 1, now_s, now_s + delay_s)
 
     def after_end(self, job: JobRecord, now_s: float) -> Losses:
-        """These after the end of a job."""
         if job.refusal is NotTaken.LIMIT:
             return self
         if job.refusal is NotTaken.SILENCE:

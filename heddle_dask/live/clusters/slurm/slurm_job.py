@@ -72,7 +72,6 @@ class SlurmGroupJob(SLURMJob):
         self._queue = queue
 
     def job_script(self) -> str:
-        """The script that is submitted."""
         return self._script
 
     async def start(self) -> None:
@@ -89,7 +88,6 @@ class SlurmGroupJob(SLURMJob):
         self.job_id = None
 
     async def close(self) -> None:
-        """Cancel it."""
         if self.job_id is not None:
             await self._queue.cancel([self.job_id])
             self.job_id = None

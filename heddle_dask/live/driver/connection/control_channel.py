@@ -79,7 +79,6 @@ class ControlChannel:
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def start(self) -> None:
-        """Begin polling."""
         self._task = asyncio.create_task(self._poll())
 
     async def _poll(self) -> None:

@@ -65,7 +65,6 @@ class LongPayloads:
             await ask_worker_through_scheduler(self._client, address, request)
 
     async def close(self) -> None:
-        """Send nothing more."""
         sending = list(self._sending)
         for task in sending:
             task.cancel()

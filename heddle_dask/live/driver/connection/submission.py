@@ -154,7 +154,6 @@ class Submitter:
             self._arrived_late(key, arrival.result())
 
     def _take(self, key: Key, result: StepResult | ActionOutcome) -> None:
-        """A result has arrived."""
         arrival = self._awaited.get(key)
         if arrival is None:
             self._arrived_late(key, result)

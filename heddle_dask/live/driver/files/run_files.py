@@ -73,7 +73,6 @@ class RunFiles:
             self._early_lines = []
 
     def journal(self, kind: str, body: dict[str, Any]) -> None:
-        """Append to the journal."""
         if self.writer is not None:
             self.writer.journal(kind, body)
 

@@ -154,7 +154,6 @@ class RunWriter:
 
     @property
     def stored(self) -> int:
-        """Trajectories in the store."""
         return len(self._store)
 
     def recorded(self) -> Iterator[JournalRecord]:

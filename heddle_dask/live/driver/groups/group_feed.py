@@ -54,7 +54,6 @@ class GroupPort:
         return int(self.open_session.channel.counts.get("slots", 0))
 
     def report(self, event: GroupEnded | TrajectoryRedundant) -> None:
-        """Tell the scheduler."""
         if self.client.status == "running":
             send(self.client, Report(self.open_session.session_id, event))
 

@@ -179,7 +179,6 @@ class SandboxUse:
     with_past: Callable[[], tuple[Any, ...]]
 
     def added_to(self, request: ActionRequest) -> ActionRequest:
-        """The request with the sandbox that it needs."""
         return replace(
             request,
             sandbox=self.name,

@@ -74,7 +74,6 @@ class Recorded:
         self.steps.append({"step_index": step_index, "cancelled": True})
 
     def next_is_cancelled(self, step_index: int) -> bool:
-        """Whether that step comes next, and was cancelled."""
         return bool(self.steps) and self.steps[0] == {"step_index": step_index, "cancelled": True}
 
     @property

@@ -92,7 +92,6 @@ class LiveContext(Context):
 
     @property
     def context_tokens(self) -> int:
-        """Tokens in the record, and those that were appended and are not sent yet."""
         return len(self.record) + self._input.tokens(self.record)
 
     @property

@@ -178,7 +178,6 @@ class OpenStep:
         return replace(self.with_part(result, 0), send_all=True)
 
     def as_record(self, token_stop: int, finished_s: float) -> StepRecord:
-        """The record of the step, once it is finished."""
         assert self.last is not None, self
         return StepRecord(
             step_index=self.index,

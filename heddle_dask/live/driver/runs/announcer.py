@@ -65,7 +65,6 @@ class Announcer:
         await self._admitted[trajectory_id].wait()
 
     def forget(self, trajectory_id: str) -> None:
-        """The trajectory has ended."""
         self._admitted.pop(trajectory_id, None)
 
     @property

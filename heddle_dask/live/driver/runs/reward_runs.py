@@ -54,7 +54,6 @@ class ComputedReward:
         return cls(Reward(None, metadata=metadata), cause, story)
 
     def as_body(self) -> dict[str, Any]:
-        """For the journal."""
         reward = self.reward
         return {
             "value": reward.value,
@@ -66,7 +65,6 @@ class ComputedReward:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> ComputedReward:
-        """Read what `as_body` made."""
         reward = Reward(body["value"], body["parts"], body["metadata"])
         return cls(reward, body["cause"], body["detail"])
 
@@ -83,7 +81,6 @@ class LiveRewardContext(ActionContext):
 
     @property
     def seed(self) -> int:
-        """The seed of the trajectory."""
         return self._seed
 
     @property

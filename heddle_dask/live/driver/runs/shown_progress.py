@@ -39,7 +39,6 @@ class ShownProgress:
         self.rewards = RewardTally()
 
     def note(self, line: str) -> None:
-        """Tell the user one line."""
         if self._on_progress is not None:
             self._on_progress(line)
         elif self._is_shown:
@@ -50,7 +49,6 @@ class ShownProgress:
         self._expected, self.failed, self.rewards = attempts, 0, RewardTally()
 
     def ended(self, record: TrajectoryRecord) -> None:
-        """One of them has ended."""
         self.failed += record.status == "failed"
         self.rewards.add(record.group_id, record.reward)
 

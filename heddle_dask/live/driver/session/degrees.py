@@ -197,7 +197,6 @@ class EngineDegrees:
 
 
 def _work_of(record: TrajectoryRecord) -> FinishedWork:
-    """What all branches took together."""
     decode = sum(step.generated_tokens for step in record.steps)
     ranges: dict[int, tuple[int, int]] = {}
     for step in record.steps:

@@ -103,7 +103,6 @@ def heddle_page(scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> Non
 
 
 def panel_page(panel: type[Panel], scheduler: Scheduler, extra: Mapping[str, Any], doc: Any) -> None:
-    """A panel alone."""
     _fill(doc, OpenPage(scheduler, [panel()]))
     doc.title = f"Dask: Heddle: {panel.title}"
 

@@ -127,7 +127,6 @@ class RowLabels:
 
 
 def label_rows(chart: Any, ticks: RowLabels) -> None:
-    """Have these ticks label the rows of a chart."""
     chart.yaxis.ticker = ticks.ticker
     chart.yaxis.major_tick_line_color = None
     chart.yaxis.axis_line_color = None

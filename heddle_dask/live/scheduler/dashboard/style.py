@@ -73,7 +73,6 @@ td.bar i {{ display: inline-block; height: 10px; border-radius: 2px; vertical-al
 
 
 def escape(text: str) -> str:
-    """Text of a user, as HTML."""
     return html.escape(text, quote=True)
 
 

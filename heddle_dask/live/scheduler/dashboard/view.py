@@ -41,7 +41,6 @@ class Views:
         self._before: dict[MakeView, View] = {}
 
     def of(self, make: MakeView, snapshot: RunSnapshot) -> View:
-        """The view of this snapshot."""
         if snapshot is not self._snapshot:
             self._snapshot = snapshot
             self._before |= self._current

@@ -14,7 +14,6 @@ MOST_ROWS = 14
 
 
 def failures_view(snapshot: RunSnapshot) -> View:
-    """The most frequent causes."""
     failures = sorted(snapshot.failures, key=lambda each: (-each.count, each.boundary, each.cause))
     statuses = sorted(snapshot.counts.ended.items())
     ended = ", ".join(f"<b>{style.count(number)}</b> {style.escape(status)}" for status, number in statuses)

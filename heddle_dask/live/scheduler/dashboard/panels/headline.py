@@ -29,7 +29,6 @@ def tokens_per_s(snapshot: RunSnapshot) -> float:
 
 
 def headline_view(snapshot: RunSnapshot) -> View:
-    """The figures of the whole run."""
     if not snapshot.session:
         return View(
             '<div class="empty">No session is open on this cluster. A session opens when a rollout starts.</div>'

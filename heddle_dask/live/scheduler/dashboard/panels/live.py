@@ -39,7 +39,6 @@ _PROGRESS_LEGEND = (
 
 
 def live_view(snapshot: RunSnapshot) -> View:
-    """The series of the run, up to now."""
     series = series_until_now(snapshot)
     if not snapshot.counts.submitted:
         why = "No trajectory yet." if snapshot.session else "No session is open."
