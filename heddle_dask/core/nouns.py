@@ -172,6 +172,9 @@ class EngineDescription:
         The line of training that `policy_version` counts in; empty: the weights that it was started with.
     hardware
         Class of its GPUs, as the user names it (``"H20"``); empty: all engines are alike.
+    cost
+        What its kind believes it to cost by the GPU that it runs on: the terms of an `EngineCost`, as JSON; empty:
+        nothing is known.
     """
 
     engine_id: EngineId
@@ -184,6 +187,7 @@ class EngineDescription:
     kv_bytes_per_token: float = 0.0
     lineage: str = ""
     hardware: str = ""
+    cost: str = ""
 
 
 @dataclass(frozen=True, slots=True)

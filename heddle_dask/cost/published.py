@@ -25,6 +25,16 @@ def gpu_of(name: str) -> Gpu:
     return Gpu.from_mapping(known[name.lower()]["gpu"])
 
 
+def gpu_called(name: str) -> Gpu | None:
+    """The published figures of the GPU that ``nvidia-smi`` calls so; None: not one of them, such as a PCIe card."""
+    # Drivers of before 2021 leave the maker's name out.
+    asked = name.lower().removeprefix("nvidia ")
+    for each in _constants("gpus").values():
+        if each["called"].lower().removeprefix("nvidia ") == asked:
+            return Gpu.from_mapping(each["gpu"])
+    return None
+
+
 def model_of(name_or_directory: str) -> ModelShape:
     """The shape of a published model (case-insensitive name), or of the model in a directory."""
     return shape_of_config(config_of(name_or_directory), name_or_directory)

@@ -313,6 +313,9 @@ class DescribesEngines(Protocol):
     def effective_cost(self, spec: EngineSpec, cost: EngineCost) -> EngineCost:
         """`cost` in real seconds, with the KV capacity that this engine has."""
 
+    def believed_cost(self, spec: EngineSpec) -> EngineCost | None:
+        """What an engine of this spec costs on the hardware of this machine, unmeasured; None: it is not known."""
+
 
 @runtime_checkable
 class EngineKind(StartsEngines, DescribesEngines, Protocol):

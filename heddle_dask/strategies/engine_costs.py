@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol, runtime_checkable
 
 from heddle_dask.core.entities import Engine
 from heddle_dask.core.errors import BadInput
-from heddle_dask.cost.engine_cost import ClassCosts, EngineCost, load_profile, profile_names
+from heddle_dask.cost.engine_cost import ClassCosts, EngineCost, cost_from_mapping, load_profile, profile_names
 from heddle_dask.cost.iteration import UNLIMITED_TOKENS
 
 _DEGREES = (1, 2, 4, 8, 16)
+# The profile of strategies that are given none: what engines tell of themselves is closer.
+_UNCHOSEN = "tiny-cpu"
 
 
 @runtime_checkable
@@ -30,7 +33,8 @@ class EngineCosts:
     Parameters
     ----------
     profile
-        Shipped profile for TP degrees that are not in `known`.
+        Shipped profile for TP degrees that are not in `known`. In place of ``"tiny-cpu"``, which strategies have that
+        are given none, goes what the engine tells (`EngineDescription.cost`).
     known
         Costs by TP degree from the session: those of its engines, or measured ones; `ClassCosts` where engines have
         several classes of hardware.
@@ -43,8 +47,9 @@ class EngineCosts:
 
     profile: str
     known: Mapping[int, EngineCost] = field(default_factory=dict)
-    _made: dict[tuple[str, int, int], EngineCost] = field(init=False, default_factory=dict)
+    _made: dict[tuple[str, int, int, str], EngineCost] = field(init=False, default_factory=dict)
     _pace_s: float | None = field(init=False, default=None)
+    _seen: Sequence[Engine] = field(init=False, default=())
 
     def __post_init__(self) -> None:
         if self.profile not in profile_names():
@@ -54,10 +59,21 @@ class EngineCosts:
     def pace_s(self) -> float:
         """Seconds per token of one trajectory with full KV memory, on engines of the lowest known TP degree."""
         if self._pace_s is None:
-            cost = self._lowest()
-            held = cost.capacity_tokens if cost.capacity_tokens < UNLIMITED_TOKENS else 0
-            self._pace_s = cost.iteration_s(1, held)
+            self._pace_s = _pace_s(self._lowest())
         return self._pace_s
+
+    def see(self, engines: Sequence[Engine]) -> bool:
+        """Take the pace of the engines that tell their cost, where none was given; True: it is another than before."""
+        if engines is self._seen:
+            return False
+        self._seen = engines
+        if self.known or self.profile != _UNCHOSEN:
+            return False
+        telling = min((e for e in engines if e.spec.cost), key=lambda e: e.spec.tp_degree, default=None)
+        before = self.pace_s
+        if telling is not None:
+            self._pace_s = _pace_s(self.of(telling))
+        return self.pace_s != before
 
     def _lowest(self) -> EngineCost:
         if self.known:
@@ -82,10 +98,20 @@ class EngineCosts:
         BadInput
             The profile's model does not fit on GPUs of that degree.
         """
-        key = (engine.spec.hardware, engine.spec.tp_degree, engine.spec.kv_capacity_tokens)
+        key = (engine.spec.hardware, engine.spec.tp_degree, engine.spec.kv_capacity_tokens, engine.spec.cost)
         if key not in self._made:
-            hardware, degree, capacity = key
+            hardware, degree, capacity, told = key
             of_class = self.known.of(hardware, degree) if isinstance(self.known, ClassCosts) else None
-            cost = of_class or self.known.get(degree) or load_profile(self.profile, degree)
+            cost = of_class or self.known.get(degree) or self._told(told, degree)
             self._made[key] = replace(cost, capacity_tokens=capacity) if capacity > 0 else cost
         return self._made[key]
+
+    def _told(self, told: str, degree: int) -> EngineCost:
+        """What the engine tells, unless a profile was given; else the profile."""
+        if told and self.profile == _UNCHOSEN:
+            return cost_from_mapping(json.loads(told), degree)
+        return load_profile(self.profile, degree)
+
+
+def _pace_s(cost: EngineCost) -> float:
+    return cost.iteration_s(1, cost.capacity_tokens if cost.capacity_tokens < UNLIMITED_TOKENS else 0)

@@ -103,7 +103,10 @@ class LongestFirst:
         if self.of == "total":
             tokens += trajectory.predicted_at_tokens
             tools_s += trajectory.predicted_at_tools_s if self.tools else 0.0
-        return Priority(0, tokens + tools_s / self._costs.pace_s if tools_s > 0 else tokens)
+        if tools_s > 0:
+            self._costs.see(view.ready_engines)
+            tokens += tools_s / self._costs.pace_s
+        return Priority(0, tokens)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from heddle_dask.cost.hardware import (
     kv_capacity_tokens,
 )
 from heddle_dask.cost.model_config import read_shape
-from heddle_dask.cost.published import _constants, gpu_names, gpu_of, model_of
+from heddle_dask.cost.published import _constants, gpu_called, gpu_names, gpu_of, model_of
 from scripts.public_points import public_points, table_lines
 
 LLAMA = {
@@ -90,6 +90,30 @@ def test_the_mixture_of_experts_has_three_billion_active_weights():
 def test_every_name_has_a_source():
     assert set(gpu_names()) == {"a100-80g", "h100", "h200", "h800", "h20"}
     assert all(len(each["source"]) > 20 for kind in ("gpus", "models") for each in _constants(kind).values())
+
+
+@pytest.mark.parametrize(
+    ("called", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA H800", "h800"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
+        ("A100-SXM4-80GB", "a100-80g"),
+        ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H100 NVL", None),
+        ("NVIDIA H200 NVL", None),
+        ("NVIDIA H20-3e", None),
+        ("NVIDIA A100 80GB PCIe", None),
+        ("NVIDIA A100-SXM4-40GB", None),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA L4", None),
+        ("", None),
+    ],
+)
+def test_only_cards_with_published_figures_are_known_by_what_the_driver_calls_them(called, name):
+    assert gpu_called(called) == (None if name is None else gpu_of(name))
 
 
 @pytest.mark.parametrize("size", ["8b", "14b", "32b"])

@@ -1,18 +1,23 @@
-"""What engines get of a GPU's memory, with a written answer of ``nvidia-smi``."""
+"""What engines get of a GPU's memory, and what they cost there, with a written answer of ``nvidia-smi``."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.engine_cost import cost_from_mapping, engine_cost_for
+from heddle_dask.engines import vllm_command as command_line
 from heddle_dask.engines.address import EngineAddress
+from heddle_dask.engines.contract import EngineInfo
 from heddle_dask.engines.gpu_memory import model_memory, smallest_card_bytes, with_own_share
 from heddle_dask.engines.gpus import parsed_gpus
-from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.engines.spec import EngineSpec, engine_kind
 from heddle_dask.engines.vllm_command import VllmOptions, vllm_command, vllm_options
+from heddle_dask.live.worker.engine_description import described_engine
 from heddle_dask.profiling.engines import on_gpus_of_their_own
 
 H100 = parsed_gpus("0, NVIDIA H100 80GB HBM3, 81559, 12\n1, NVIDIA L4, 23034, 0\n")
@@ -131,3 +136,50 @@ def test_options_of_a_command_are_put_on_top(model: str) -> None:
     assert parsed_vllm_options("emulated", {"engine_args": ()}) is None
     with pytest.raises(BadInput, match="--kv-cache-gib is an option of vLLM engines"):
         parsed_vllm_options("emulated", asked)
+
+
+def answer_with(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: str) -> None:
+    """Put a program `nvidia-smi` on the PATH that answers so."""
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\ncat <<END\n{rows}\nEND\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(command_line, "installed_vllm_build", lambda: "gpu")
+
+
+def test_an_engine_on_a_card_with_published_figures_tells_its_cost(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_with(tmp_path, monkeypatch, "0, NVIDIA H100 80GB HBM3, 81559, 12\n1, NVIDIA L4, 23034, 0")
+    spec = EngineSpec("vllm", model, devices=("0",))
+    alone = engine_kind("vllm").believed_cost(spec)
+    formula = engine_cost_for(model, "h100")
+    assert alone is not None
+    assert alone == replace(formula, capacity_tokens=alone.capacity_tokens)
+    assert engine_kind("vllm").believed_cost(replace(spec, engines_per_gpu=2)) == alone.scaled(2)
+    told = described_engine("w/1-1", spec, EngineInfo("m", 40_960, 256, 1, 393_072)).cost
+    assert cost_from_mapping(json.loads(told)) == alone
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert engine_kind("vllm").believed_cost(EngineSpec("vllm", "Qwen/Qwen3-8B")) == replace(
+        engine_cost_for("qwen3-8b", "h100"), capacity_tokens=alone.capacity_tokens
+    )
+
+
+def test_where_the_formula_does_not_hold_no_cost_is_told(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer_with(tmp_path, monkeypatch, "0, NVIDIA H100 80GB HBM3, 81559, 12\n1, NVIDIA L4, 23034, 0")
+    on_card = EngineSpec("vllm", model, devices=("0",))
+    for spec in (
+        replace(on_card, devices=("1",)),
+        replace(on_card, devices=()),  # one of two sorts
+        replace(on_card, dtype="float32"),
+        replace(on_card, model="someone/unknown"),
+        replace(on_card, options=VllmOptions(quantization="fp8")),
+        replace(on_card, devices=("MIG-1",)),
+    ):
+        assert engine_kind("vllm").believed_cost(spec) is None
+    assert described_engine("w/1-1", EngineSpec("emulated", model, 4, 4096), EngineInfo("m", 4096, 4, 1)).cost == ""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    assert engine_kind("vllm").believed_cost(on_card) is None

@@ -59,7 +59,7 @@ VERSION = PolicyVersion("a1", 7)
 STEP = StepId(TrajectoryId("t/0"), 3, 1)
 ACTION = ActionId("t/0/a2")
 SPEC = TrajectorySpec(TrajectoryId("t/0"), GroupId("g"), 1, "d", 40, 30, 9, 2)
-ENGINE = EngineDescription(EngineId("e"), 8, 4096, 2, 10_000, 3, True, 0.5)
+ENGINE = EngineDescription(EngineId("e"), 8, 4096, 2, 10_000, 3, True, 0.5, cost='{"fixed_s": 0.006}')
 RESULT = StepResult(
     "ok",
     engine_id="e",

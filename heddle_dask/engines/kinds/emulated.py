@@ -82,6 +82,9 @@ class EmulatedKind:
         capacity_tokens = _traits_of(spec).kv_capacity_tokens
         return replace(cost.scaled(spec.options.time_scale), capacity_tokens=capacity_tokens)
 
+    def believed_cost(self, spec: EngineSpec) -> None:
+        """None: its cost is in its options, and no matter of the hardware."""
+
 
 def _traits_of(spec: EngineSpec) -> EmulatedTraits:
     # Costs need numpy, which commands that start no engine do without.

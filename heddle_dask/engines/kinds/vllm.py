@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import vllm_command, wire
 from heddle_dask.engines.address import EngineAddress, free_port, interface_of, port_range
+from heddle_dask.engines.card_cost import cost_by_card
 from heddle_dask.engines.compile_cache import cache_variables, description_of
 from heddle_dask.engines.defaults import with_small_defaults
 from heddle_dask.engines.dialect import Dialect
@@ -139,6 +140,10 @@ class VllmKind:
 
     def effective_cost(self, spec: EngineSpec, cost: EngineCost) -> EngineCost:
         return cost
+
+    def believed_cost(self, spec: EngineSpec) -> EngineCost | None:
+        """By the published formula, on cards of which the figures are published. It asks ``nvidia-smi``."""
+        return cost_by_card(spec, installed_gpus() or (), os.environ) if self.uses_gpus() else None
 
 
 VLLM: EngineKind = VllmKind()

@@ -32,7 +32,6 @@ from distributed.diagnostics.plugin import WorkerPlugin
 from heddle_dask.core.commands import AbortStep, DropContext, FetchWeights, InstallWeights
 from heddle_dask.core.events import EngineLost, StepFailed, StepFinished, StepStarted
 from heddle_dask.core.ids import EngineId
-from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.contract import (
@@ -51,7 +50,6 @@ from heddle_dask.live.wire.messages import (
     ENGINE_LOGS_VARIABLE,
     ENGINE_PLUGIN,
     ENGINE_RESOURCE,
-    HARDWARE_VARIABLE,
     SLOT_RESOURCE,
     STREAM_INTERVAL_S,
     WEIGHTS_VARIABLE,
@@ -80,6 +78,7 @@ from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.called_off_steps import NOT_BEGUN, CalledOffSteps
 from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
 from heddle_dask.live.worker.context_mover import ContextMover
+from heddle_dask.live.worker.engine_description import described_engine
 from heddle_dask.live.worker.engine_host import EngineHost, Watch, visible_gpus
 from heddle_dask.live.worker.own_gpus import node_name
 from heddle_dask.live.worker.reply_reading import read_by_engine
@@ -260,22 +259,12 @@ class RolloutWorker(WorkerPlugin):
     async def _announce(self, info: EngineInfo) -> None:
         """Publish the slots first: a step placed here must find the resource."""
         assert self.worker is not None
-        engine_id, kind = self.engine_id, engine_kind(self.spec.kind)
+        engine_id = self.engine_id
         await dask.publish_resource(self.worker, SLOT_RESOURCE, info.slots + self.spec.steps_ahead)
+        made = await asyncio.to_thread(described_engine, engine_id, self.spec, info)
         if engine_id == self.engine_id and self._client is not None:
             version = self._client.version
-            engine = EngineDescription(
-                engine_id=EngineId(engine_id),
-                slots=info.slots,
-                max_context_tokens=info.max_model_len,
-                tp_degree=self.spec.tp_degree,
-                kv_capacity_tokens=info.kv_capacity_tokens,
-                kv_transfer=self.spec.kv_transfer,
-                kv_bytes_per_token=kind.kv_bytes_per_token(self.spec),
-                policy_version=version.number,
-                lineage=version.lineage,
-                hardware=os.environ.get(HARDWARE_VARIABLE) or self.spec.hardware,
-            )
+            engine = replace(made, policy_version=version.number, lineage=version.lineage)
             start_s = 0.0 if self._host is None else self._host.start_s
             logprobs = self.spec.options.logprobs
             self._send(EngineReadyReport(engine, self.spec.kind, self.spec.model, start_s, logprobs))

@@ -75,7 +75,6 @@ class ElasticUnits:
     _queues: SignatureQueues = field(init=False, compare=False, repr=False)
     _units: UnitChoice = field(init=False, compare=False, repr=False)
     _kept: dict[ActionId, HostId] = field(init=False, compare=False, repr=False, default_factory=dict)
-    _pace_s: float | None = field(init=False, compare=False, repr=False, default=None)
 
     def __post_init__(self) -> None:
         if self.order not in ("tail", "fcfs"):
@@ -105,7 +104,6 @@ class ElasticUnits:
 
     def use_costs(self, known: Mapping[int, EngineCost]) -> None:
         self._costs = EngineCosts(self.profile, known)
-        self._pace_s = None
 
     def action_ended(self, ended: EndedAction) -> None:
         self._durations.observe(ended)
@@ -122,12 +120,11 @@ class ElasticUnits:
         tokens = trajectory.remaining_tokens("q90")
         if tokens is None:
             return 0.0
-        if self._pace_s is None:
-            self._pace_s = self._costs.pace_s
+        self._costs.see(view.ready_engines)
         elastic = elastic_of(action.spec.demand)
         least = 1 if elastic is None else max(1, action.spec.demand[elastic].least)
         own_s = self._durations.seconds(action.spec, least)
-        return tokens * self._pace_s + tools_left_s(trajectory) + own_s
+        return tokens * self._costs.pace_s + tools_left_s(trajectory) + own_s
 
     # -- a pass ------------------------------------------------------------------------------------------
 

@@ -249,6 +249,9 @@ class KvFit:
         shorter, self._shorter = self._shorter, None
         if engines is not self._engines or (self._candidates.rejections and view.alive < len(engines)):
             self._engines = engines
+            if self._costs.see(engines):
+                for trajectory in self._queue.trajectories:
+                    self.rank(trajectory)
             self._bound_lengths(max((e.spec.max_context_tokens for e in engines), default=math.inf))
             self._candidates.reset((engine, self._turn_of(view, engine)) for engine in engines)
             return

@@ -37,6 +37,11 @@ class WaitQueue:
         return len(self._sorted)
 
     @property
+    def trajectories(self) -> list[Trajectory]:
+        """All of them, shortest first."""
+        return [entry[2] for entry in self._sorted]
+
+    @property
     def learnt_from(self) -> float:
         """Least `Prediction.learnt_from` of all entries; infinite where every one is an oracle's, or there is none.
 
