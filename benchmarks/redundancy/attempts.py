@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from heddle_dask.records.reader import RunReader
-from heddle_dask.records.trajectory import TrajectoryOutline, TrajectoryRecord
+from heddle_dask.records.trajectory import TrajectoryOutline
 from heddle_dask.workloads.traces import read_traces
 
 Groups = list[list["RecordedAttempt"]]
@@ -59,7 +59,7 @@ def groups_of_run(run: Path, size: int) -> Groups:
     return groups_of_records((reader.outline(row) for row in range(len(reader))), size)
 
 
-def groups_of_records(records: Iterable[TrajectoryRecord | TrajectoryOutline], size: int) -> Groups:
+def groups_of_records(records: Iterable[TrajectoryOutline], size: int) -> Groups:
     """The groups in which `size` attempts came to an end and have a reward; in the order of their ids.
 
     More attempts than `size` are left out: those with the highest numbers, which says nothing about their lengths.
@@ -75,7 +75,7 @@ def groups_of_records(records: Iterable[TrajectoryRecord | TrajectoryOutline], s
     ]
 
 
-def attempt_of(record: TrajectoryRecord | TrajectoryOutline) -> RecordedAttempt:
+def attempt_of(record: TrajectoryOutline) -> RecordedAttempt:
     """A trajectory with a reward."""
     assert record.reward is not None
     return RecordedAttempt(

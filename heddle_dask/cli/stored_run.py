@@ -104,7 +104,7 @@ class StoredRun:
     def __iter__(self) -> Iterator[TrajectoryRecord]:
         return (self._get(name) for name in self.ids)
 
-    def outlines(self) -> Iterator[TrajectoryOutline | TrajectoryRecord]:
+    def outlines(self) -> Iterator[TrajectoryOutline]:
         """The trajectories in order, those in the store without their tokens."""
         yield from map(self._reader.outline, self._rows.values())
         yield from map(trajectory_from_body, self._journalled.values())

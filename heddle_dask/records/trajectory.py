@@ -127,11 +127,31 @@ def check_ending(status: str, cause: str) -> None:
         raise ValueError(f"a trajectory of status {status!r} with cause {cause!r}")
 
 
-class _WithSteps:
-    """What follows from the steps of a trajectory."""
+@dataclass(frozen=True, slots=True)
+class TrajectoryOutline:
+    """A trajectory without its tokens, for figures over a whole run; the fields are as of `TrajectoryRecord`."""
 
-    __slots__ = ()
+    trajectory_id: str
+    group_id: str
+    task_id: str
+    environment: str
+    sample_index: int
+    seed: int
+    status: Status
+    cause: Cause
+    detail: str
+    reward: float | None
     steps: tuple[StepRecord, ...]
+    actions: tuple[ActionRecord, ...]
+    started_s: float
+    finished_s: float
+
+    def __repr__(self) -> str:
+        return trajectory_line(self)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows; no text of the trajectory."""
+        return trajectory_html(self)
 
     @property
     def generated_tokens(self) -> int:
@@ -139,8 +159,8 @@ class _WithSteps:
         return sum(step.generated_tokens for step in self.steps)
 
 
-@dataclass(frozen=True, slots=True)
-class TrajectoryRecord(_WithSteps):
+@dataclass(frozen=True, slots=True, repr=False)
+class TrajectoryRecord(TrajectoryOutline):
     """One attempt of an agent at one prompt.
 
     Attributes
@@ -173,21 +193,7 @@ class TrajectoryRecord(_WithSteps):
         If the parts contradict each other, which is a bug of this package.
     """
 
-    trajectory_id: str
-    group_id: str
-    task_id: str
-    environment: str
-    sample_index: int
-    seed: int
-    status: Status
-    cause: Cause
-    detail: str
-    reward: float | None
     branches: tuple[TokenRecord, ...]
-    steps: tuple[StepRecord, ...]
-    actions: tuple[ActionRecord, ...]
-    started_s: float
-    finished_s: float
     domain: str = ""
     message_tokens: int = 0
     max_steps: int = 0
@@ -207,13 +213,6 @@ class TrajectoryRecord(_WithSteps):
         for step in self.steps:
             self._check_step(step)
 
-    def __repr__(self) -> str:
-        return trajectory_line(self)
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows; no text of the trajectory."""
-        return trajectory_html(self)
-
     def _check_step(self, step: StepRecord) -> None:
         name = f"step {step.step_index}"
         if not 0 <= step.branch < len(self.branches):
@@ -231,33 +230,7 @@ class TrajectoryRecord(_WithSteps):
         raise ValueError(f"inconsistent record of trajectory {self.trajectory_id}: {what}")
 
 
-@dataclass(frozen=True, slots=True)
-class TrajectoryOutline(_WithSteps):
-    """A trajectory without its tokens, for figures over a whole run; the fields are those of `TrajectoryRecord`."""
-
-    trajectory_id: str
-    group_id: str
-    task_id: str
-    environment: str
-    sample_index: int
-    seed: int
-    status: Status
-    cause: Cause
-    detail: str
-    reward: float | None
-    steps: tuple[StepRecord, ...]
-    actions: tuple[ActionRecord, ...]
-    started_s: float
-    finished_s: float
-
-    def __repr__(self) -> str:
-        return trajectory_line(self)
-
-    def _repr_html_(self) -> str:
-        return trajectory_html(self)
-
-
-def trajectory_line(record: TrajectoryRecord | TrajectoryOutline) -> str:
+def trajectory_line(record: TrajectoryOutline) -> str:
     """A trajectory in one line, without its text."""
     facts = {
         "status": record.status,
@@ -270,7 +243,7 @@ def trajectory_line(record: TrajectoryRecord | TrajectoryOutline) -> str:
     return named_repr(f"{type(record).__name__} {record.trajectory_id}", facts)
 
 
-def trajectory_html(record: TrajectoryRecord | TrajectoryOutline) -> str:
+def trajectory_html(record: TrajectoryOutline) -> str:
     """A trajectory in figures, for a notebook."""
     cause = f" by {record.cause}" if record.cause else ""
     facts: dict[str, object] = {

@@ -18,13 +18,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
-from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryOutline, TrajectoryRecord
+from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryOutline
 
 NS_PER_S = 1_000_000_000
 # Clocks of two processes: a step that worked this much longer than it was open comes from an earlier session.
 _TOLERANCE_S = 0.001
-
-AnyRecord = TrajectoryRecord | TrajectoryOutline
 
 
 class Phase(StrEnum):
@@ -173,7 +171,7 @@ class Account:
         return self.phases_ns.get(phase, 0) / self.duration_ns if self.duration_ns else 0.0
 
 
-def account_of(record: AnyRecord, facts: ControlFacts | None = None) -> Account:
+def account_of(record: TrajectoryOutline, facts: ControlFacts | None = None) -> Account:
     """Where the time of a finished trajectory went.
 
     Parameters
@@ -319,7 +317,9 @@ def _one_after_another(start: int, phases: Iterable[tuple[Phase, int]]) -> Itera
             start += length
 
 
-def _spans_without_result(record: AnyRecord, facts: ControlFacts, paths: Mapping[int, str]) -> Iterator[TimeSegment]:
+def _spans_without_result(
+    record: TrajectoryOutline, facts: ControlFacts, paths: Mapping[int, str]
+) -> Iterator[TimeSegment]:
     """Requests of steps that have no record: they were lost or cancelled."""
     if math.isnan(facts.admitted_s):
         return
@@ -332,7 +332,7 @@ def _spans_without_result(record: AnyRecord, facts: ControlFacts, paths: Mapping
             yield TimeSegment(_ns(start_s + offset_s), _ns(stop_s + offset_s), Phase.LOST)
 
 
-def _paths_by_branch(record: AnyRecord, facts: ControlFacts | None) -> dict[int, str]:
+def _paths_by_branch(record: TrajectoryOutline, facts: ControlFacts | None) -> dict[int, str]:
     """Path of each branch by its number; only of the first where the numbers of forks cannot be told."""
     if facts is None:
         return {}

@@ -350,7 +350,7 @@ def test_a_message_of_another_version_is_refused() -> None:
         with pytest.raises(TypeError):
             envelopes.Order.from_wire({**order, **wrong})
     with pytest.raises(KeyError):
-        envelopes.Order.from_wire({**order, OP: "heddle-order-RunStarted"})
+        envelopes.Order.from_wire({**order, OP: "heddle-Order-RunStarted"})
     retries = {"max_losses": -1, "max_preemptions": 2, "max_step_attempts": 32, "max_action_attempts": 4}
     start = driver.StartSession("s", "c", "heddle", (), 0).to_wire()
     with pytest.raises(BadInput, match="max_losses is -1"):

@@ -26,7 +26,7 @@ FACTS = {
     "over-sampling, redundancy of groups": ["heddle_dask.training.groups:GroupPlan"],
     "branches: forks, several replies": ["heddle_dask.environments.base:Context.fork"],
     "multi-agent episodes": ["heddle_dask.environments.multi_agent", "heddle_dask.environments.base:Context.agent"],
-    "router that keeps a trajectory on its engine": ["heddle_dask.strategies.placement.sticky_least_loaded"],
+    "router that keeps a trajectory on its engine": ["heddle_dask.strategies.placement.sticky"],
     "admission by KV memory": ["heddle_dask.strategies.admission.kv_forecast"],
     "order by predicted length, preemption": [
         "heddle_dask.strategies.scheduling:LongestFirst",

@@ -19,9 +19,7 @@ from heddle_dask.strategies.placement.cache_aware import CacheAware
 from heddle_dask.strategies.placement.least_load import LeastLoad
 from heddle_dask.strategies.placement.presorted import PresortedPlan
 from heddle_dask.strategies.placement.round_robin import RoundRobin
-from heddle_dask.strategies.placement.sticky import Sticky
-from heddle_dask.strategies.placement.sticky_by_count import StickyByCount
-from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoaded
+from heddle_dask.strategies.placement.sticky import Sticky, StickyByCount, StickyLeastLoaded
 from heddle_dask.strategies.preemption import Hysteresis
 from heddle_dask.strategies.presets import (
     PARTS,

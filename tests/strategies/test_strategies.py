@@ -21,9 +21,7 @@ from heddle_dask.strategies.admission.at_most import AtMost
 from heddle_dask.strategies.placement.cache_aware import CacheAware
 from heddle_dask.strategies.placement.least_load import LeastLoad, inflight_load, resident_load
 from heddle_dask.strategies.placement.round_robin import RoundRobin
-from heddle_dask.strategies.placement.sticky import Sticky, hash_weight
-from heddle_dask.strategies.placement.sticky_by_count import StickyByCount
-from heddle_dask.strategies.placement.sticky_least_loaded import StickyLeastLoaded
+from heddle_dask.strategies.placement.sticky import Sticky, StickyByCount, StickyLeastLoaded, hash_weight
 from heddle_dask.strategies.scheduling import FirstComeFirstServed
 
 Drawing = LeastLoad | StickyByCount | StickyLeastLoaded

@@ -24,7 +24,7 @@ from rich.text import Text
 
 from heddle_dask.environments.mix import MixShare
 from heddle_dask.records.causes import CauseCounts, Ended
-from heddle_dask.records.trajectory import Status, TrajectoryOutline, TrajectoryRecord
+from heddle_dask.records.trajectory import Status, TrajectoryOutline
 from heddle_dask.views.history.reward_history import RewardTally
 
 STATUSES: tuple[str, ...] = get_args(Status)
@@ -80,7 +80,7 @@ class Tally:
     def failed(self) -> int:
         return self.statuses["failed"]
 
-    def add(self, record: TrajectoryRecord | TrajectoryOutline, timed: bool = True) -> None:
+    def add(self, record: TrajectoryOutline, timed: bool = True) -> None:
         """Count one trajectory; its times only when `timed`: clocks of two sessions do not compare."""
         self.statuses[record.status] += 1
         self.causes.add(Ended(record.trajectory_id, record.status, record.cause, record.detail))
@@ -99,7 +99,7 @@ class Tally:
         if timed:
             self._add_times(record)
 
-    def _add_times(self, record: TrajectoryRecord | TrajectoryOutline) -> None:
+    def _add_times(self, record: TrajectoryOutline) -> None:
         self.first_start_s = min(self.first_start_s, record.started_s)
         self.last_end_s = max(self.last_end_s, record.finished_s)
         self.timed_tokens += record.generated_tokens
@@ -213,9 +213,7 @@ def _rows(tally: Tally) -> Iterable[tuple[str, str]]:
         yield f"engine {engine_id}", f"{share.steps} steps, {share.tokens:,} tokens"
 
 
-def _clipped(
-    spans: Iterable[tuple[float, float, int]], record: TrajectoryRecord | TrajectoryOutline
-) -> list[tuple[float, float, int]]:
+def _clipped(spans: Iterable[tuple[float, float, int]], record: TrajectoryOutline) -> list[tuple[float, float, int]]:
     """(end, length, weight) as (start, end, weight) within the trajectory, without what is unknown."""
     kept = []
     for end_s, length_s, weight in spans:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from heddle_dask.core.resources import PoolMaximum
 from heddle_dask.live.wire.codec import Message, Request, WireValue
@@ -33,8 +33,6 @@ class WorkerLoad(WireValue):
 @dataclass(frozen=True, slots=True)
 class Demand(Message):
     """The work that the scheduler plugin sees, and what there is for it."""
-
-    op: ClassVar[str] = "heddle_demand"
 
     session_open: bool  # whether a driver has a session: it needs an engine and a tool worker to begin
     trajectories: int = 0  # trajectories that have not ended, those that wait for admission included
@@ -92,8 +90,6 @@ def in_jobs(queued: int, starting: int) -> str:
 class ExchangeDemand(Request[Demand]):
     """The cluster tells what it has queued, and asks for the demand."""
 
-    op: ClassVar[str] = "heddle_exchange_demand"
-
     queued: QueuedCapacity
     # After so many seconds without another such message the queue counts as empty: the cluster object is gone.
     valid_s: float
@@ -107,8 +103,6 @@ class ExchangeDemand(Request[Demand]):
 class DrainedWorkers(Message):
     """Workers that have left without a loss, and those that still had work when their time was over; by name."""
 
-    op: ClassVar[str] = "heddle_drained_workers"
-
     drained: tuple[str, ...]
     late: tuple[str, ...] = ()
 
@@ -119,8 +113,6 @@ class DrainWorkers(Request[DrainedWorkers]):
 
     Answered when all have left, or when their time is over. The same workers may be named again, with less time.
     """
-
-    op: ClassVar[str] = "heddle_drain_workers"
 
     names: tuple[str, ...]  # names of workers; those that no worker has are taken to have left
     ends_in_s: float  # seconds from now in which they must have left
@@ -133,15 +125,11 @@ class DrainWorkers(Request[DrainedWorkers]):
 class CurrentSnapshot(Message):
     """A picture of the cluster and its latest session, as `views.run_snapshot.RunSnapshot.as_json`."""
 
-    op: ClassVar[str] = "heddle_snapshot"
-
     snapshot: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class GetSnapshot(Request[CurrentSnapshot]):
     """What does a person see of the cluster now? Without prompts and tokens; `run`: of one run, by name or session."""
-
-    op: ClassVar[str] = "heddle_get_snapshot"
 
     run: str = ""

@@ -60,6 +60,10 @@ class Message(WireValue):
 
     op: ClassVar[str]  # names the type, also in Dask's tables of handlers
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.op = f"heddle-{cls.__name__}"
+
 
 Answer = TypeVar("Answer", bound=Message)
 

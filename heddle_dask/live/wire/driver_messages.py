@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from heddle_dask.core.commands import AdmitTrajectory, CancelTrajectory, GiveUpAction, GiveUpStep
 from heddle_dask.core.events import EngineLost, TrajectoryEnded, WeightsFetched, WeightsInstalled
@@ -35,8 +35,6 @@ from heddle_dask.live.wire.transport import Done
 class StepResultLostNotice(Message):
     """The step has ended, and its worker died with the result: without that the driver asks again."""
 
-    op: ClassVar[str] = "heddle-step-result-lost"
-
     step_id: StepId
 
 
@@ -44,16 +42,12 @@ class StepResultLostNotice(Message):
 class ActionResultLostNotice(Message):
     """The action has ended, and its worker died with the result: without that the driver asks again."""
 
-    op: ClassVar[str] = "heddle-action-result-lost"
-
     action_id: ActionId
 
 
 @dataclass(frozen=True, slots=True)
 class ApiNotice(Message):
     """The circuit breaker of an API has opened, for so many seconds and for a cause, or has closed."""
-
-    op: ClassVar[str] = "heddle-api-notice"
 
     api: str
     state: str
@@ -65,16 +59,12 @@ class ApiNotice(Message):
 class ProgressNotice(Message):
     """A line for the user."""
 
-    op: ClassVar[str] = "heddle-progress"
-
     line: str
 
 
 @dataclass(frozen=True, slots=True)
 class ActionPayloadWantedNotice(Message):
     """An action has started on the worker at `address`, and waits for its payload."""
-
-    op: ClassVar[str] = "heddle-action-payload-wanted-notice"
 
     action_id: ActionId
     address: str
@@ -116,8 +106,6 @@ class DeclaredService(WireValue):
 class StartSession(Request[Done]):
     """Start a session; the sessions that are open share the engines and pools of the cluster."""
 
-    op: ClassVar[str] = "heddle_start_session"
-
     session: str
     client_id: str
     # `strategy`, `overrides`, `seed`, `cost`: as `strategies.presets.strategies_of_run` takes them.
@@ -142,8 +130,6 @@ class StartSession(Request[Done]):
 class Updates(Message):
     """What is new for the driver."""
 
-    op: ClassVar[str] = "heddle_updates"
-
     notices: tuple[Notice, ...] = ()
     # Lines of the controller's journal (`core.journal_codec`).
     journal: list[Any] = field(default_factory=list)
@@ -161,8 +147,6 @@ class Updates(Message):
 class FetchUpdates(Request[Updates]):
     """Long poll: answered as soon as there is a notice or a failure, and after `wait_s` seconds at the latest."""
 
-    op: ClassVar[str] = "heddle_fetch_updates"
-
     session: str
     wait_s: float
 
@@ -170,8 +154,6 @@ class FetchUpdates(Request[Updates]):
 @dataclass(frozen=True, slots=True)
 class EndSession(Request[Updates]):
     """End the session once its last reports have arrived; answered with its last updates."""
-
-    op: ClassVar[str] = "heddle_end_session"
 
     session: str
 
@@ -195,8 +177,6 @@ class SubmittedTrajectory(WireValue):
 class SubmitTrajectories(Request[Done]):
     """Announce trajectories; a notice admits each."""
 
-    op: ClassVar[str] = "heddle_submit_trajectories"
-
     session: str
     trajectories: tuple[SubmittedTrajectory, ...]
 
@@ -214,8 +194,6 @@ class SubmittedTask(WireValue):
 class SubmitTasks(Message):
     """Run these steps and actions where and when the controller says."""
 
-    op: ClassVar[str] = "heddle-submit-tasks"
-
     session: str
     tasks: tuple[SubmittedTask, ...]
 
@@ -232,8 +210,6 @@ class EndedTrajectory(WireValue):
 @dataclass(frozen=True, slots=True)
 class TrajectoriesEndedReport(Message):
     """The programs of these trajectories have ended."""
-
-    op: ClassVar[str] = "heddle-trajectories-ended"
 
     session: str
     ended: tuple[EndedTrajectory, ...]
@@ -255,8 +231,6 @@ class ReadyEngine(WireValue):
 @dataclass(frozen=True, slots=True)
 class Capacity(Message):
     """Engines, tool CPUs and workers of the cluster."""
-
-    op: ClassVar[str] = "heddle_capacity"
 
     engines: tuple[ReadyEngine, ...]
     tool_cpus: int
@@ -281,14 +255,10 @@ class Capacity(Message):
 class GetCapacity(Request[Capacity]):
     """What is the cluster's capacity?"""
 
-    op: ClassVar[str] = "heddle_get_capacity"
-
 
 @dataclass(frozen=True, slots=True)
 class OwnEngines(Request[Done]):
     """The driver of this session owns the engines; `kept_s` seconds after its death they end. None: they end now."""
-
-    op: ClassVar[str] = "heddle_own_engines"
 
     session: str
     kept_s: float | None
@@ -298,8 +268,6 @@ class OwnEngines(Request[Done]):
 class DeployedEngines(Message):
     """Names of the workers that wait for orders, and the TP degree of each engine that is deployed."""
 
-    op: ClassVar[str] = "heddle_deployed_engines"
-
     workers: tuple[str, ...]
     tp_degrees: tuple[int, ...]
 
@@ -308,14 +276,10 @@ class DeployedEngines(Message):
 class GetDeployedEngines(Request[DeployedEngines]):
     """Which engines are deployed?"""
 
-    op: ClassVar[str] = "heddle_get_deployed_engines"
-
 
 @dataclass(frozen=True, slots=True)
 class ClearEngines(Request[Done]):
     """End all deployed engines and forget the workers; each announces itself to a new plugin."""
-
-    op: ClassVar[str] = "heddle_clear_engines"
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,8 +311,6 @@ class EngineCostAt(WireValue):
 class EnginesProvided(Message):
     """The plan that is deployed, and how many of its engines are started for it."""
 
-    op: ClassVar[str] = "heddle_engines_provided"
-
     plan: TpDegreePlan
     new: int
 
@@ -359,8 +321,6 @@ class ProvideEngines(Request[EnginesProvided]):
 
     Answered when the old engines have ended and the new ones are starting. Refused when they find no room.
     """
-
-    op: ClassVar[str] = "heddle_provide_engines"
 
     session: str
     asked: tuple[int, ...]  # TP degrees that the user asked for; empty: they are planned

@@ -83,7 +83,6 @@ class Envelope(Message):
 class Order(Envelope):
     """Scheduler to worker: carry out this command."""
 
-    op: ClassVar[str] = "heddle-order"
     content: ClassVar[str] = "command"
 
     # In whose names the command is; empty for weights: an engine keeps them from one session to the next.
@@ -98,7 +97,6 @@ class Report(Envelope):
     Reports about steps and actions are sent before Dask's own message that the task is done, on the same stream.
     """
 
-    op: ClassVar[str] = "heddle-report"
     content: ClassVar[str] = "event"
 
     # In whose names the event is; of a model service, that of its order: one of an earlier session says nothing about

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from distributed import Client
@@ -34,8 +34,6 @@ class ResultReport(Message):
     Sent before Dask's own message that the task is done, on the same stream.
     """
 
-    op: ClassVar[str] = "heddle-ended"
-
     session: str
     key: Key
     event: StepFinished | StepFailed | ActionFinished  # not stamped (`UNSTAMPED`)
@@ -45,8 +43,6 @@ class ResultReport(Message):
 @dataclass(frozen=True, slots=True)
 class ResultNotice(Message):
     """Scheduler to driver: the result of a step or an action; never an empty one."""
-
-    op: ClassVar[str] = "heddle-result"
 
     session: str
     key: Key

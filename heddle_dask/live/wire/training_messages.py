@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
 
 from heddle_dask.core.ids import EngineId, PolicyVersion
 from heddle_dask.live.wire.codec import Message, Request, WireValue
@@ -13,8 +12,6 @@ from heddle_dask.live.wire.codec import Message, Request, WireValue
 @dataclass(frozen=True, slots=True)
 class TrainingFiguresReport(Message):
     """Figures of a training step for those who watch the cluster, by the names of ``metrics.jsonl``."""
-
-    op: ClassVar[str] = "heddle-training-figures"
 
     session: str
     step: int
@@ -38,8 +35,6 @@ class EngineWeightState(WireValue):
 class WeightStatus(Message):
     """Versions of the engines, and the credits of a session."""
 
-    op: ClassVar[str] = "heddle_weight_status"
-
     # Engines that take steps, or will once they have newer weights; in the order of joining.
     engines: tuple[EngineWeightState, ...] = ()
     # `published`, `wanted`: the newest published version, and the one that engines are to go over to; None: none.
@@ -56,7 +51,5 @@ class WeightStatus(Message):
 @dataclass(frozen=True, slots=True)
 class GetWeightStatus(Request[WeightStatus]):
     """Which weights do the engines have, and how many trajectories may start?"""
-
-    op: ClassVar[str] = "heddle_get_weight_status"
 
     session: str

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from distributed import Client, Scheduler, Worker
 
@@ -32,14 +32,10 @@ _LOG = logging.getLogger(__name__)
 class Done(Message):
     """The answer to a request that asks for nothing but to be carried out."""
 
-    op: ClassVar[str] = "heddle_done"
-
 
 @dataclass(frozen=True, slots=True)
 class Refusal(Message):
     """The answer to a request that cannot be carried out: a line that says what the user can do."""
-
-    op: ClassVar[str] = "heddle_refusal"
 
     reason: str
 
@@ -140,8 +136,6 @@ def _answer(request: Request[Answer], mapping: Mapping[str, Any]) -> Answer:
 @dataclass(frozen=True, slots=True)
 class FaultReport(Message):
     """A worker could not do what it should, by a fault of this package."""
-
-    op: ClassVar[str] = "heddle-fault"
 
     session: str  # for which it should; empty: no session's own
     failure: str  # one line

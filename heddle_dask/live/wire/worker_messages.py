@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from heddle_dask.core.commands import LoadService, MoveContext
 from heddle_dask.core.ids import ActionId, TrajectoryId
@@ -18,8 +18,6 @@ from heddle_dask.live.wire.transport import Done
 @dataclass(frozen=True, slots=True)
 class EngineWorkerReport(Message):
     """A worker waits for an order which engine to host, or for GPUs of the engine that it wants to host."""
-
-    op: ClassVar[str] = "heddle-engine-worker"
 
     name: str
     node: str  # host name of its machine
@@ -37,8 +35,6 @@ GpuHolder = Literal["engine", "trainer", "services"]
 class GpusReturnedReport(Message):
     """The plugin of a worker has ended, or what it ran: it uses no GPUs any more."""
 
-    op: ClassVar[str] = "heddle-gpus-returned"
-
     holder: GpuHolder = "engine"
 
 
@@ -46,16 +42,12 @@ class GpusReturnedReport(Message):
 class GpusTaken(Message):
     """The GPUs that a worker may use, by name."""
 
-    op: ClassVar[str] = "heddle_gpus_taken"
-
     gpus: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class TakeGpus(Request[GpusTaken]):
     """Give a worker GPUs for its trainer or its model services, in place of those that it had for them."""
-
-    op: ClassVar[str] = "heddle_take_gpus"
 
     asker: str  # the address of the worker
     name: str
@@ -69,8 +61,6 @@ class TakeGpus(Request[GpusTaken]):
 class EngineReadyReport(Message):
     """An engine on this worker answers; a new incarnation has a new id."""
 
-    op: ClassVar[str] = "heddle-engine-ready"
-
     engine: EngineDescription
     # `kind`, `model`: as in its `EngineSpec`.
     kind: str
@@ -83,8 +73,6 @@ class EngineReadyReport(Message):
 class EngineStartingReport(Message):
     """What the engine that starts on this worker is doing."""
 
-    op: ClassVar[str] = "heddle-engine-starting"
-
     phase: str
 
 
@@ -92,16 +80,12 @@ class EngineStartingReport(Message):
 class EngineStartFailedReport(Message):
     """An engine did not start; the worker tries again."""
 
-    op: ClassVar[str] = "heddle-engine-start-failed"
-
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class HostReadyReport(Message):
     """A worker takes actions."""
-
-    op: ClassVar[str] = "heddle-host-ready"
 
     host: HostDescription
     isolation: str = ""  # by what means it keeps actions apart
@@ -111,8 +95,6 @@ class HostReadyReport(Message):
 @dataclass(frozen=True, slots=True)
 class ActionPayloadWantedReport(Message):
     """An action has started whose payload did not come with it: the driver is to send it to this worker."""
-
-    op: ClassVar[str] = "heddle-action-payload-wanted"
 
     session: str
     action_id: ActionId
@@ -128,16 +110,12 @@ class HostEngine(Request[Done]):
     Answered when the old engine has ended.
     """
 
-    op: ClassVar[str] = "heddle_host_engine"
-
     spec: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True, slots=True)
 class MoveContextOrder(Message):
     """Bring a trajectory's context, and its KV cache, from another worker to the engine of this one."""
-
-    op: ClassVar[str] = "heddle-move-context"
 
     session: str
     command: MoveContext
@@ -148,8 +126,6 @@ class MoveContextOrder(Message):
 class LoadServiceOrder(Message):
     """Make a copy of a model service resident."""
 
-    op: ClassVar[str] = "heddle-load-service"
-
     session: str
     command: LoadService
     spec: Mapping[str, Any]  # the service (`ServiceSpec.to_mapping`)
@@ -159,8 +135,6 @@ class LoadServiceOrder(Message):
 class ClearServicesOrder(Message):
     """End all copies of all services: their session has ended."""
 
-    op: ClassVar[str] = "heddle-clear-services"
-
 
 # -- worker to worker ------------------------------------------------------------------------------
 
@@ -169,16 +143,12 @@ class ClearServicesOrder(Message):
 class ContextTokens(Message):
     """The context that the worker held; None when it held none."""
 
-    op: ClassVar[str] = "heddle_context_tokens"
-
     token_ids: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
 class TakeContext(Request[ContextTokens]):
     """Hand over the context of a trajectory whose step runs elsewhere now."""
-
-    op: ClassVar[str] = "heddle_take_context"
 
     session: str
     trajectory_id: TrajectoryId
@@ -188,8 +158,6 @@ class TakeContext(Request[ContextTokens]):
 class ExportedContext(Message):
     """A context, and where its KV cache can be read (`KvHandle.to_mapping`); or the `cause` why there is none."""
 
-    op: ClassVar[str] = "heddle_exported_context"
-
     token_ids: bytes = b""
     handle: Mapping[str, Any] | None = None
     cause: str = ""
@@ -198,8 +166,6 @@ class ExportedContext(Message):
 @dataclass(frozen=True, slots=True)
 class ExportContext(Request[ExportedContext]):
     """Copy the context of a trajectory, and export its KV cache if `transfer`."""
-
-    op: ClassVar[str] = "heddle_export_context"
 
     session: str
     trajectory_id: TrajectoryId
@@ -212,8 +178,6 @@ class ExportContext(Request[ExportedContext]):
 @dataclass(frozen=True, slots=True)
 class PutActionPayload(Request[Done]):
     """The long payload that a running action waits for."""
-
-    op: ClassVar[str] = "heddle_put_action_payload"
 
     session: str
     action_id: ActionId

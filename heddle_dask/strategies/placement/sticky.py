@@ -1,14 +1,16 @@
-"""Sticky placement: a hash chooses the first engine of a trajectory, which keeps it."""
+"""Sticky placement: a trajectory keeps its first engine, which a hash, a count or the load chooses."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from heddle_dask.core.engine_list import engine_among
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.nouns import StepRequest
+from heddle_dask.strategies.placement.least_load import pick_least, resident_load
 
 
 def home_among(trajectory: Trajectory, candidates: Sequence[Engine]) -> Engine | None:
@@ -36,3 +38,53 @@ class Sticky:
             return home
         name = trajectory.trajectory_id
         return max(candidates, key=lambda engine: hash_weight(name, engine.engine_id))
+
+
+def assigned(engine: Engine) -> tuple[float, ...]:
+    """Number of live trajectories with this home."""
+    return (len(engine.residents),)
+
+
+@dataclass(slots=True)
+class StickyByCount:
+    """The home; without one, the engine with the fewest live trajectories, whatever their contexts and its slots.
+
+    So veRL assigns.
+    """
+
+    seed: int = 0
+    _rng: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)
+
+    def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
+        """The home, else the candidate with the fewest live trajectories."""
+        home = home_among(trajectory, candidates)
+        if home is not None:
+            return home
+        counts = [len(engine.residents) for engine in candidates]
+        return pick_least(candidates, counts, assigned, self._rng)
+
+
+@dataclass(slots=True)
+class StickyLeastLoaded:
+    """The home; without one, the engine of its reservation, else the one with the least resident load.
+
+    Resident tokens are compared, not in-flight tokens: a trajectory in a tool call still has its KV cache there and
+    returns.
+    """
+
+    seed: int = 0
+    _rng: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)
+
+    def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
+        """The home, else the engine of its reservation, else the candidate with the least resident load."""
+        home = home_among(trajectory, candidates) or engine_among(candidates, trajectory.reserved_on)
+        if home is not None:
+            return home
+        tokens = [engine.resident_tokens / engine.spec.slots for engine in candidates]
+        return pick_least(candidates, tokens, resident_load, self._rng)

@@ -11,8 +11,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from heddle_dask.records.trajectory import StepRecord
-from heddle_dask.views.accounts import NS_PER_S, Account, AnyRecord, Phase
+from heddle_dask.records.trajectory import StepRecord, TrajectoryOutline
+from heddle_dask.views.accounts import NS_PER_S, Account, Phase
 
 # A context of which the engine found less than this share in its prefix cache was computed again.
 _CACHED_SHARE = 0.5
@@ -39,7 +39,7 @@ class Typical:
         return cls(medians, max(tokens, default=0))
 
 
-def why_last(record: AnyRecord, account: Account, typical: Typical, losses: int = 0) -> str:
+def why_last(record: TrajectoryOutline, account: Account, typical: Typical, losses: int = 0) -> str:
     """The reason in one line.
 
     Parameters
@@ -73,7 +73,7 @@ def recomputed(steps: Sequence[StepRecord]) -> int:
     return count
 
 
-def _phrase(record: AnyRecord, account: Account, phase: Phase, typical: Typical, losses: int) -> str:
+def _phrase(record: TrajectoryOutline, account: Account, phase: Phase, typical: Typical, losses: int) -> str:
     seconds = account.seconds(phase)
     share = f"{account.share(phase):.0%} of its time"
     took = f"{shown_s(seconds)}, {share}"
@@ -106,7 +106,7 @@ def _phrase(record: AnyRecord, account: Account, phase: Phase, typical: Typical,
             return f"outside of steps and actions: {took}"
 
 
-def _calls(record: AnyRecord, phase: Phase, took: str) -> str:
+def _calls(record: TrajectoryOutline, phase: Phase, took: str) -> str:
     name = "reward" if phase is Phase.REWARD else "tool"
     by_label: dict[str, list[float]] = {}
     for action in record.actions:
@@ -120,7 +120,7 @@ def _calls(record: AnyRecord, phase: Phase, took: str) -> str:
     return f"{name} `{label}` {shown_s(sum(times))}{calls}{others}"
 
 
-def _facts(record: AnyRecord, named: set[Phase], losses: int) -> list[str]:
+def _facts(record: TrajectoryOutline, named: set[Phase], losses: int) -> list[str]:
     facts = []
     preemptions = sum(step.preemptions for step in record.steps)
     if preemptions and named & {Phase.LLM_QUEUE, Phase.PREFILL, Phase.DECODE, Phase.GENERATION}:

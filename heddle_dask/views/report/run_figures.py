@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from heddle_dask.records.causes import CauseCounts, Ended
-from heddle_dask.records.trajectory import ActionRecord, StepRecord
+from heddle_dask.records.trajectory import ActionRecord, StepRecord, TrajectoryOutline
 from heddle_dask.views.accounts import (
     NS_PER_S,
     Account,
-    AnyRecord,
     ControlFacts,
     Phase,
     account_of,
@@ -69,7 +68,7 @@ class Shown:
     """A trajectory that is drawn: its row, record and account."""
 
     row: Row
-    record: AnyRecord
+    record: TrajectoryOutline
     account: Account
 
 
@@ -132,7 +131,7 @@ class RunFigures:
         self._sample: list[Shown] = []
         self._stride = 1
 
-    def add(self, record: AnyRecord) -> Account:
+    def add(self, record: TrajectoryOutline) -> Account:
         session = self._session_of.get(record.trajectory_id)
         facts = None if session is None else self.sessions[session].trajectories[record.trajectory_id]
         if session is None and self._one_clock and len(self.sessions) <= 1:
@@ -166,7 +165,7 @@ class RunFigures:
         rows = [dict(zip(parts, row.phases_ns, strict=True)) for row in self.rows]
         return Typical.of(rows, [row.tokens for row in self.rows])
 
-    def _count(self, record: AnyRecord, account: Account) -> None:
+    def _count(self, record: TrajectoryOutline, account: Account) -> None:
         for phase, length in account.phases_ns.items():
             self.totals_ns[phase] += length
         self.earlier_s += account.earlier_s
@@ -186,14 +185,14 @@ class RunFigures:
             if len(self._sample) > SAMPLED:
                 self._sample, self._stride = self._sample[::2], 2 * self._stride
 
-    def _add_times(self, record: AnyRecord, account: Account, session: int) -> None:
+    def _add_times(self, record: TrajectoryOutline, account: Account, session: int) -> None:
         for start, stop, phase in account.segments:
             self.states[session, phase].add(start / NS_PER_S, stop / NS_PER_S)
         self._add_steps(record, session)
         for action in record.actions:
             self._add_action(action, session)
 
-    def _add_steps(self, record: AnyRecord, session: int) -> None:
+    def _add_steps(self, record: TrajectoryOutline, session: int) -> None:
         next_of: dict[int, StepRecord] = {}
         for step in reversed(record.steps):
             use = self.engines[session, step.engine_id]
@@ -230,7 +229,7 @@ class RunFigures:
         self.queued_actions[session].add(action.submitted_s, begun_s)
 
 
-def _row(record: AnyRecord, account: Account, facts: ControlFacts | None, session: int | None) -> Row:
+def _row(record: TrajectoryOutline, account: Account, facts: ControlFacts | None, session: int | None) -> Row:
     admission_s = account.seconds(Phase.ADMISSION)
     return Row(
         trajectory_id=record.trajectory_id,

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from heddle_dask.records.trajectory import StepRecord
-from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE, Account, AnyRecord, work_began_s, worked_here
+from heddle_dask.records.trajectory import StepRecord, TrajectoryOutline
+from heddle_dask.views.accounts import NS_PER_S, PHASE_TITLE, Account, work_began_s, worked_here
 from heddle_dask.views.report.run_charts import RunAxis
 from heddle_dask.views.report.run_figures import Axis, RunFigures
 
@@ -206,9 +206,9 @@ class RunTrace:
 
     def __init__(self, figures: RunFigures) -> None:
         self._figures = figures
-        self._taken: list[tuple[AnyRecord, Account]] = []
+        self._taken: list[tuple[TrajectoryOutline, Account]] = []
 
-    def add(self, record: AnyRecord, account: Account) -> None:
+    def add(self, record: TrajectoryOutline, account: Account) -> None:
         self._taken.append((record, account))
 
     def encoded(self) -> bytes:
@@ -263,14 +263,14 @@ class RunTrace:
             _lanes(out, engine, "slot", slices[engine_id])
 
 
-_Placed = list[tuple[AnyRecord, Account, int]]
+_Placed = list[tuple[TrajectoryOutline, Account, int]]
 
 
 def _ns(axis: Axis, session: int, seconds: float) -> int:
     return max(0, round(axis.at(session, seconds) * NS_PER_S))
 
 
-def _step_slice(record: AnyRecord, step: StepRecord, session: int, axis: Axis) -> _Slice:
+def _step_slice(record: TrajectoryOutline, step: StepRecord, session: int, axis: Axis) -> _Slice:
     arguments: dict[str, Value] = {
         "trajectory": record.trajectory_id,
         "step": step.step_index,

@@ -10,7 +10,7 @@ from worlds.core_builders import Stage, engine_of, step_of, trajectory_spec
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.ids import TrajectoryId
-from heddle_dask.strategies.placement.sticky_by_count import StickyByCount
+from heddle_dask.strategies.placement.sticky import StickyByCount
 
 
 def homed(*counts: int) -> list[Engine]:
