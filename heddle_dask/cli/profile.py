@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from heddle_dask.cli.engine_option import engine_option, gpu_options, parsed_vllm_options
-from heddle_dask.cli.shared_options import COUNT, TOKENS, print_json, shared_options
+from heddle_dask.cli.shared_options import COUNT, POSITIVE, TOKENS, print_json, shared_options
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.spec import DEFAULT_KIND
 
@@ -45,6 +45,12 @@ if TYPE_CHECKING:
 )
 @click.option("--tokens", type=TOKENS, default=128, show_default=True, help="Decoded per sequence and point.")
 @click.option("--repeats", type=COUNT, default=None, help="Of each point [default: 5, of operators 20].")
+@click.option(
+    "--time-limit",
+    type=POSITIVE,
+    default=None,
+    help="Seconds of measuring an engine that runs; fewer points where all take longer [default: 180].",
+)
 @click.option("--profile", default="tiny-cpu", show_default=True, help="Cost of the emulated engine.")
 @click.option("--kv-transfer", is_flag=True, help="Also move contexts between two such engines.")
 @click.option("--torch-device", default="cuda", show_default=True, help="operators: where torch runs.")
@@ -62,6 +68,7 @@ def profile(
     max_context_tokens: int | None,
     tokens: int,
     repeats: int | None,
+    time_limit: float | None,
     profile: str,
     kv_transfer: bool,
     torch_device: str,
@@ -81,9 +88,10 @@ def profile(
     from heddle_dask.profiling.engines import model_name
 
     if engine == "operators":
-        if engines > 1 or kv_transfer or dtype != "auto" or any(gpu_values.values()):
+        if engines > 1 or kv_transfer or dtype != "auto" or time_limit or any(gpu_values.values()):
             raise BadInput(
-                "--engine operators starts no engine: leave out --engines, --kv-transfer, --dtype and options of GPUs"
+                "--engine operators starts no engine: leave out --engines, --kv-transfer, --dtype, --time-limit and "
+                "options of GPUs"
             )
         sizes = {"slots": slots, "max_context_tokens": max_context_tokens, "repeats": repeats}
         chosen, measured = _operators(model, tp_degree, torch_device, device, sizes, seed)
@@ -103,7 +111,7 @@ def profile(
             engines_per_gpu=per_gpu,
             options=options or base,
         )
-        measured = _of_engine(spec, tokens, repeats or 5, engines, device, kv_transfer)
+        measured = _of_engine(spec, tokens, repeats or 5, engines, device, kv_transfer, time_limit)
     target = out or Path(f"{model_name(chosen)}-tp{tp_degree}.json")
     _check_target(target, overwrite)
     table = measured()
@@ -134,11 +142,17 @@ def _engine_model(
 
 
 def _of_engine(
-    spec: EngineSpec, tokens: int, repeats: int, engines: int, device: str | None, kv_transfer: bool
+    spec: EngineSpec,
+    tokens: int,
+    repeats: int,
+    engines: int,
+    device: str | None,
+    kv_transfer: bool,
+    time_limit_s: float | None,
 ) -> Callable[[], MeasuredTable]:
     import uvloop
 
-    from heddle_dask.profiling.engines import profile_engine
+    from heddle_dask.profiling.engines import LIMIT_S, profile_engine
     from heddle_dask.profiling.plan import plan_for
 
     plan = plan_for(spec.named_slots, spec.named_context_tokens, tokens=tokens, repeats=repeats)
@@ -150,6 +164,7 @@ def _of_engine(
             device=device,
             kv_contexts=plan.contexts_to_move() if kv_transfer else (),
             seed=spec.seed,
+            limit_s=time_limit_s or LIMIT_S,
             on_progress=lambda message: click.echo(message, err=True),
         )
     )

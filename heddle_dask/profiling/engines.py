@@ -21,17 +21,22 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.hardware import ModelShape, check_degree
-from heddle_dask.cost.iteration import BLOCK_TOKENS
+from heddle_dask.cost.iteration import BLOCK_TOKENS, EngineCost
 from heddle_dask.cost.measured import BurstPoint, MeasuredTable, MixedPoint
 from heddle_dask.cost.model_config import read_shape
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.gpus import installed_gpus, usable_gpus
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec, engine_kind
+from heddle_dask.profiling.duration import MeasuredEngine, cost_of_points, duration_told, plan_within
 from heddle_dask.profiling.plan import STEP_TOKENS, ProfilePlan, measure_kv_transfer
 from heddle_dask.profiling.sweep import Sweep
 
 START_S = 600.0
+LIMIT_S = 180.0
+"""Seconds that measurements take at most, unless another limit is given."""
+# Decoded per sequence, and the longest prompt, of the points that tell how long the others will take.
+_FIRST_TOKENS, _FIRST_PROMPT = 32, 4096
 # Load average per core above which other processes disturb the measurement.
 _QUIET_LOAD = 0.3
 
@@ -44,6 +49,7 @@ async def profile_engine(
     device: str | None = None,
     kv_contexts: Sequence[int] = (),
     seed: int = 0,
+    limit_s: float = LIMIT_S,
     on_progress: Callable[[str], None] = lambda message: None,
 ) -> MeasuredTable:
     """Start engines, measure them, and stop them.
@@ -57,6 +63,9 @@ async def profile_engine(
         Description of the hardware; None: `this_device`.
     kv_contexts
         Lengths of contexts to move between two engines; empty: not measured.
+    limit_s
+        Seconds after which the measurements of running engines end, as computed before: the plan is cut to that. The
+        start and moves of KV are not counted.
 
     Raises
     ------
@@ -71,6 +80,12 @@ async def profile_engine(
         clients, start_s = await _started(spec, engines, stack, on_progress)
         capacity = (await clients[0].describe()).kv_capacity_tokens
         traits = _traits(await clients[0].configuration(), spec)
+        first = await _rough_cost(spec, plan, clients, capacity, seed)
+        measured = MeasuredEngine(
+            first, spec.named_slots, spec.named_context_tokens, capacity, bool(traits["chunked_prefill"])
+        )
+        asked, plan = plan, plan_within(plan, measured, limit_s)
+        on_progress(duration_told(plan, asked, measured, limit_s))
         sweep = Sweep(clients, plan.tokens, plan.repeats, seed, on_progress)
         prefill = await sweep.prefill(plan.prompts)
         decode = await sweep.decode(plan.batches, plan.contexts, capacity)
@@ -101,6 +116,23 @@ async def profile_engine(
         **traits,
         conditions=_conditions(plan, engines, load_before),
     )
+
+
+async def _rough_cost(
+    spec: EngineSpec, plan: ProfilePlan, clients: Sequence[EngineClient], capacity_tokens: int, seed: int
+) -> EngineCost:
+    """What the engine is believed to cost, else what its first points say."""
+    # In a thread: on GPUs it asks nvidia-smi.
+    believed = await asyncio.to_thread(engine_kind(spec.kind).believed_cost, spec)
+    if believed is not None:
+        return believed
+    # Its prompts must not be those of the measurements, which are not cached before.
+    first = Sweep(clients, min(_FIRST_TOKENS, plan.tokens), 1, -1 - seed, lambda message: None)
+    longest = max(_FIRST_PROMPT, plan.prompts[0])
+    batches = sorted({plan.batches[0], plan.batches[-1]})
+    decode = await first.decode(batches, plan.contexts[:1], capacity_tokens)
+    (prefill,) = await first.prefill([max(length for length in plan.prompts if length <= longest)])
+    return cost_of_points(decode, prefill)
 
 
 def _checked_shape(spec: EngineSpec, plan: ProfilePlan, kv_contexts: Sequence[int]) -> ModelShape:

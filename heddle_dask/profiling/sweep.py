@@ -33,8 +33,8 @@ _FIRST_ID, _LAST_ID = 33, 120
 _CACHED_BLOCKS = 2
 # Cached and new tokens of a prompt in bursts; those of mixed points, and the contexts of their decoding sequences.
 _BURSTS = ((0, 64), (0, 512), (1024, 64))
-_MIXED = (1024, 64)
-_DECODING_TOKENS = 512
+MIXED_MEASURED = (1024, 64)
+DECODING_TOKENS = 512
 # Share of the KV memory that a point may fill.
 _MOST_KV = 0.8
 
@@ -91,8 +91,7 @@ class Sweep:
                 [self._prompt(engine, context) for _ in range(max(batches))] for engine in range(len(self._clients))
             ]
             for batch in batches:
-                # Leave room for partly filled blocks.
-                if capacity_tokens and batch * (context + self._tokens) > 0.9 * capacity_tokens:
+                if not decode_fits(batch, context, self._tokens, capacity_tokens):
                     self._on_progress(f"left out: {batch} x {context} tokens exceed the KV cache")
                     continue
                 self._on_progress(f"decoding {batch} x {context} tokens")
@@ -123,22 +122,17 @@ class Sweep:
     async def mixed(self, slots: int, max_model_len: int, capacity_tokens: int) -> list[MixedPoint]:
         """Measure prompts beside a quarter and three quarters of the slots that decode, from two numbers of callers."""
         points = []
-        cached, new = _MIXED
-        decoding_tokens = _DECODING_TOKENS + self._tokens
-        for decoding, callers in sorted({(max(1, n * slots // 4), c) for n in (1, 3) for c in (1, slots // 4)}):
-            kv_tokens = decoding * decoding_tokens + callers * (cached + new)
-            fits = not capacity_tokens or kv_tokens <= _MOST_KV * capacity_tokens
-            if callers < 1 or not fits or max(cached + new, decoding_tokens) >= max_model_len:
-                continue
+        cached, new = MIXED_MEASURED
+        for decoding, callers in mixed_that_fit(slots, max_model_len, capacity_tokens, self._tokens):
             self._on_progress(f"{decoding} sequences and {callers} callers")
             engines = range(len(self._clients))
             name = f"mixed-{decoding}-{callers}"
-            contexts = [[self._prompt(e, _DECODING_TOKENS) for _ in range(decoding)] for e in engines]
+            contexts = [[self._prompt(e, DECODING_TOKENS) for _ in range(decoding)] for e in engines]
             stems = [[self._prompt(e, cached) for _ in range(callers)] for e in engines]
             await self._warm([a + b for a, b in zip(contexts, stems, strict=True)], name)
             found = await asyncio.gather(*(self._beside(e, contexts[e], stems[e], name) for e in engines))
             seconds, prompts = zip(*found, strict=True)
-            resident = decoding * (_DECODING_TOKENS + self._tokens // 2)
+            resident = decoding * (DECODING_TOKENS + self._tokens // 2)
             point = MixedPoint(decoding, resident, self._tokens, _mean(prompts), cached, new, _mean(seconds))
             points.append(point)
         return points
@@ -153,7 +147,7 @@ class Sweep:
             nonlocal answered
             turn = 0
             while not ended.is_set():
-                prompt = stem + self._prompt(engine, _MIXED[1])
+                prompt = stem + self._prompt(engine, MIXED_MEASURED[1])
                 await self._each_s(engine, [prompt], 1, f"{name}-{number}-{turn}")
                 answered, turn = answered + 1, turn + 1
 
@@ -232,6 +226,21 @@ def bursts_that_fit(slots: int, max_model_len: int, capacity_tokens: int, times:
             kv_tokens = requests * (cached + times * (new + 1))
             if cached + new < max_model_len and (not capacity_tokens or kv_tokens <= _MOST_KV * capacity_tokens):
                 yield requests, cached, new
+
+
+def mixed_that_fit(slots: int, max_model_len: int, capacity_tokens: int, tokens: int) -> Iterator[tuple[int, int]]:
+    """Sequences that decode `tokens` tokens, and callers beside them. A `capacity_tokens` of 0 is not known."""
+    prompt_tokens, decoding_tokens = sum(MIXED_MEASURED), DECODING_TOKENS + tokens
+    for decoding, callers in sorted({(max(1, n * slots // 4), c) for n in (1, 3) for c in (1, slots // 4)}):
+        kv_tokens = decoding * decoding_tokens + callers * prompt_tokens
+        fits = not capacity_tokens or kv_tokens <= _MOST_KV * capacity_tokens
+        if callers >= 1 and fits and max(prompt_tokens, decoding_tokens) < max_model_len:
+            yield decoding, callers
+
+
+def decode_fits(batch: int, context: int, tokens: int, capacity_tokens: int) -> bool:
+    """Whether the KV cache (0: not known) holds so many contexts with `tokens` more, beside partly filled blocks."""
+    return not capacity_tokens or batch * (context + tokens) <= 0.9 * capacity_tokens
 
 
 async def all_busy(engines: int, piece: Piece, repeats: int, *, first: int = 0) -> list[float]:

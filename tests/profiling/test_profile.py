@@ -64,6 +64,8 @@ def test_the_emulated_engine_is_measured_as_what_it_is(tmp_path, model_dir):
     assert found.decode_token_s(4, 400) > found.decode_token_s(1, 100)
     assert found.chunk_tokens == truth.chunk_tokens
     assert "error of the fit" in result.stderr
+    (line,) = (line for line in result.stderr.splitlines() if line.startswith("measuring takes about "))
+    assert line.endswith(" s: 12 batches and contexts, 3 prompts, 2 repeats, 24 tokens each")
     assert refused("--model", model_dir, "--engine", "emulated", "--out", out).startswith(
         f"heddle: {out} exists: choose another --out"
     )
@@ -74,7 +76,7 @@ def test_prompts_beside_decoding_sequences_tell_what_adds_up(tmp_path, model_dir
     out = tmp_path / "table.json"
     result = invoke(
         *("--model", model_dir, "--engine", "emulated", "--slots", 8, "--max-context-tokens", 2000),
-        *("--tokens", 24, "--repeats", 1, "--out", out),
+        *("--tokens", 24, "--repeats", 1, "--out", out, "--time-limit", 0.1),
     )
     assert result.exit_code == 0, result.output
     table = MeasuredTable.load(out)
@@ -85,6 +87,8 @@ def test_prompts_beside_decoding_sequences_tell_what_adds_up(tmp_path, model_dir
     assert all(point.prompts >= 0 and point.seconds > 0 for point in table.mixed)
     assert {point.cached_tokens for point in table.bursts} == {0, 1024}
     assert fit_table(table).cost.prompt_s == 0.0
+    assert {point.batch for point in table.decode} == {1, 8} and len(table.prefill) == 2
+    assert "; the fewest points take longer than --time-limit 0.1\n" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,8 @@ def test_operators_of_a_tiny_mixture_of_experts(tmp_path):
         (("--torch-device", "cuda:99"), "--torch-device cuda:99: use "),
         (
             ("--kv-transfer",),
-            "--engine operators starts no engine: leave out --engines, --kv-transfer, --dtype and options of GPUs",
+            "--engine operators starts no engine: leave out --engines, --kv-transfer, --dtype, --time-limit and "
+            "options of GPUs",
         ),
         (("--model", "gpt-9"), "model 'gpt-9' is unknown"),
     ],
