@@ -33,87 +33,85 @@ from heddle_dask.core.run_description import RunDescription
 
 
 @dataclass(frozen=True, slots=True)
-class RunStarted:
-    """A run joins the controller. The first run may be described too, before its first trajectory."""
+class Stamped:
+    """What every event has: its time, in seconds since the session started; it never decreases."""
 
     at: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunStarted(Stamped):
+    """A run joins the controller. The first run may be described too, before its first trajectory."""
+
     run: RunDescription
 
 
 @dataclass(frozen=True, slots=True)
-class RunEnded:
+class RunEnded(Stamped):
     """A run leaves: it has come to its end, or its driver is gone. Its trajectories end with it."""
 
-    at: float
     run_id: RunId
 
 
 @dataclass(frozen=True, slots=True)
-class TrajectorySubmitted:
+class TrajectorySubmitted(Stamped):
     """The driver submitted a trajectory, which waits for admission."""
 
-    at: float
     trajectory: TrajectorySpec
 
 
 @dataclass(frozen=True, slots=True)
-class TrajectoryForked:
+class TrajectoryForked(Stamped):
     """The program of `parent` went on in a second context, which is a trajectory of its own from here on.
 
     It does not wait for admission: its parent is admitted, and may wait for it.
     """
 
-    at: float
     trajectory: TrajectorySpec
     parent: TrajectoryId
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramEnded:
+class ProgramEnded(Stamped):
     """The program of a trajectory has returned, and its reward is still to come: it holds no engine any more.
 
     The actions of the reward follow; a `TrajectoryEnded` ends them.
     """
 
-    at: float
     trajectory_id: TrajectoryId
 
 
 @dataclass(frozen=True, slots=True)
-class TrajectoryEnded:
+class TrajectoryEnded(Stamped):
     """The program of a trajectory returned or failed, or the driver gave it up."""
 
-    at: float
     trajectory_id: TrajectoryId
     status: str
 
 
 @dataclass(frozen=True, slots=True)
-class StepRequested:
+class StepRequested(Stamped):
     """A trajectory requests an LLM step, or requests one again, whole or its rest (`attempt` > 0)."""
 
-    at: float
     step: StepRequest
 
 
 @dataclass(frozen=True, slots=True)
-class StepStarted:
+class StepStarted(Stamped):
     """The step has started on its engine.
 
     Simulated, it holds a slot. Live, its worker has sent it to the engine's process, where it holds a slot or waits in
     the engine's own queue; the engine does not report which, so `Engine.running` and `Engine.ahead` are an estimate.
     """
 
-    at: float
     step_id: StepId
     engine_id: EngineId
 
 
 @dataclass(frozen=True, slots=True)
-class StepFinished:
+class StepFinished(Stamped):
     """The engine returned a result; an aborted request returns the tokens it has."""
 
-    at: float
     step_id: StepId
     engine_id: EngineId
     new_tokens: int
@@ -136,42 +134,38 @@ ENGINE_LOST = "engine-lost"
 
 
 @dataclass(frozen=True, slots=True)
-class StepFailed:
+class StepFailed(Stamped):
     """The step ended without a result; `cause` names the boundary. The driver decides how to go on."""
 
-    at: float
     step_id: StepId
     engine_id: EngineId
     cause: str
 
 
 @dataclass(frozen=True, slots=True)
-class StepCancelled:
+class StepCancelled(Stamped):
     """The program no longer waits for this step: it goes on without it, requests another, or ends."""
 
-    at: float
     step_id: StepId
 
 
 @dataclass(frozen=True, slots=True)
-class PredictionMade:
+class PredictionMade(Stamped):
     """The answer to a `PredictRemaining`, for the trajectory after `steps_finished` steps."""
 
-    at: float
     trajectory_id: TrajectoryId
     steps_finished: int
     prediction: Prediction
 
 
 @dataclass(frozen=True, slots=True)
-class MoveEnded:
+class MoveEnded(Stamped):
     """A move of a context has succeeded or failed; `seconds` and `tokens` are those of the move.
 
     `source_engine_id` distinguishes this move from an earlier one to the same target whose report may still be in
     transit.
     """
 
-    at: float
     trajectory_id: TrajectoryId
     target_engine_id: EngineId
     ok: bool
@@ -183,32 +177,28 @@ class MoveEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolsDeclared:
+class PoolsDeclared(Stamped):
     """A run declares quotas of APIs, model services and largest workers. A known name is declared anew."""
 
-    at: float
     quotas: tuple[ApiQuota, ...] = ()
     services: tuple[ModelService, ...] = ()
     pool_maxima: tuple[PoolMaximum, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class TimeReached:
+class TimeReached(Stamped):
     """The answer to a `WakeUp`."""
-
-    at: float
 
 
 @dataclass(frozen=True, slots=True)
-class ActionRequested:
+class ActionRequested(Stamped):
     """A trajectory requests a tool or reward call."""
 
-    at: float
     action: ActionRequest
 
 
 @dataclass(frozen=True, slots=True)
-class ActionFinished:
+class ActionFinished(Stamped):
     """The action ended on its host; also if the tool failed (`ok` is False).
 
     `ran` is False for an action that was cancelled before it started: its seconds do not count as a tool time.
@@ -221,7 +211,6 @@ class ActionFinished:
         Seconds for which an API asks to be left alone; None: it does not say.
     """
 
-    at: float
     action_id: ActionId
     host_id: HostId
     run_s: float
@@ -232,37 +221,34 @@ class ActionFinished:
 
 
 @dataclass(frozen=True, slots=True)
-class SandboxClosed:
+class SandboxClosed(Stamped):
     """A program needs its sandbox no longer. Those that it leaves open are closed when its trajectory ends."""
 
-    at: float
     sandbox: str
 
 
 @dataclass(frozen=True, slots=True)
-class EngineJoined:
+class EngineJoined(Stamped):
     """A warmed-up engine has joined and takes steps."""
 
-    at: float
     engine: EngineDescription
 
 
 @dataclass(frozen=True, slots=True)
-class EngineLost:
+class EngineLost(Stamped):
     """The engine is lost.
 
     `stranded`: its worker is lost too, so none of its steps will report; otherwise each of its steps still ends in a
     `StepFailed`.
     """
 
-    at: float
     engine_id: EngineId
     reason: str
     stranded: bool
 
 
 @dataclass(frozen=True, slots=True)
-class EngineDraining:
+class EngineDraining(Stamped):
     """The engine is to be left: it takes no new step, and what it has finishes or moves away.
 
     Attributes
@@ -271,45 +257,40 @@ class EngineDraining:
         When it will end, in seconds since the session started; None when that is not known.
     """
 
-    at: float
     engine_id: EngineId
     ends_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class EngineExpiring:
+class EngineExpiring(Stamped):
     """A draining engine ends in a moment: its steps must stop now, for their tokens to come back."""
 
-    at: float
     engine_id: EngineId
 
 
 @dataclass(frozen=True, slots=True)
-class HostJoined:
+class HostJoined(Stamped):
     """A worker for actions has joined."""
 
-    at: float
     host: HostDescription
 
 
 @dataclass(frozen=True, slots=True)
-class HostDraining:
+class HostDraining(Stamped):
     """The worker for actions is to be left: it takes no new action, and its running ones may finish."""
 
-    at: float
     host_id: HostId
 
 
 @dataclass(frozen=True, slots=True)
-class HostLost:
+class HostLost(Stamped):
     """A worker for actions is lost; its running actions will never report."""
 
-    at: float
     host_id: HostId
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceLoaded:
+class ServiceLoaded(Stamped):
     """The answer to a `LoadService`: the copy is resident, or (`ok` is False) nothing of it is left on these GPUs.
 
     Attributes
@@ -320,7 +301,6 @@ class ServiceLoaded:
         Why it failed, one line; empty: it did not.
     """
 
-    at: float
     host_id: HostId
     service: str
     first_gpu: int
@@ -331,10 +311,9 @@ class ServiceLoaded:
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceEvicted:
+class ServiceEvicted(Stamped):
     """The answer to an `EvictService`, also for a copy that was gone before: its memory on the GPUs is free."""
 
-    at: float
     host_id: HostId
     service: str
     first_gpu: int
@@ -342,14 +321,13 @@ class ServiceEvicted:
 
 
 @dataclass(frozen=True, slots=True)
-class ServiceLost:
+class ServiceLost(Stamped):
     """A resident copy is gone without an order, such as by the death of its process; its host lives.
 
     Each of its running requests still reports by an `ActionFinished` with the cause `SERVICE_LOST`. A copy that dies
     while it is loaded is a `ServiceLoaded` that is not ok, and reports nothing here.
     """
 
-    at: float
     host_id: HostId
     service: str
     first_gpu: int
@@ -362,37 +340,34 @@ SERVICE_LOST = "service-lost"
 
 
 @dataclass(frozen=True, slots=True)
-class DegreesRequested:
+class DegreesRequested(Stamped):
     """A batch is about to start, and engines may change before; a newer request supersedes an open one."""
 
-    at: float
     request: DegreeRequest
 
 
 @dataclass(frozen=True, slots=True)
-class DegreesPlanned:
+class DegreesPlanned(Stamped):
     """The answer to a `PlanDegrees`. Without a plan the engines stay as they are, and `cause` says why."""
 
-    at: float
     request_id: int
     plan: TpDegreePlan | None
     cause: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class OptimizerStepEnded:
+class OptimizerStepEnded(Stamped):
     """The trainer of a run has finished an optimiser step: n is `version.number`, and what is too old now is cancelled.
 
     Its weights are not published yet. The first event of a run names the version with which it begins.
     """
 
-    at: float
     run_id: RunId
     version: PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsPublished:
+class WeightsPublished(Stamped):
     """Weights are complete in the weight store at `uri` (their manifest): engines may fetch them.
 
     Attributes
@@ -401,7 +376,6 @@ class WeightsPublished:
         The run that trains them: its `WeightUpdatePolicy` says how engines go over to them.
     """
 
-    at: float
     version: PolicyVersion
     uri: str
     nbytes: int = 0
@@ -409,10 +383,9 @@ class WeightsPublished:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsFetched:
+class WeightsFetched(Stamped):
     """The answer to a `FetchWeights`: they are verified and at hand, or were refused or not reached (`cause`)."""
 
-    at: float
     engine_id: EngineId
     version: PolicyVersion
     cause: str = ""
@@ -420,15 +393,14 @@ class WeightsFetched:
 
 
 @dataclass(frozen=True, slots=True)
-class SwitchRequested:
+class SwitchRequested(Stamped):
     """The training loop wants engines to go over to this version, or a newer one, as soon as they have fetched it."""
 
-    at: float
     version: PolicyVersion
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsInstalled:
+class WeightsInstalled(Stamped):
     """The answer to an `InstallWeights`: the engine samples with them, or keeps its old ones (`cause`).
 
     Attributes
@@ -437,7 +409,6 @@ class WeightsInstalled:
         Seconds during which the engine generated nothing.
     """
 
-    at: float
     engine_id: EngineId
     version: PolicyVersion
     paused_s: float = 0.0
@@ -445,7 +416,7 @@ class WeightsInstalled:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupEnded:
+class GroupEnded(Stamped):
     """A group of a run has left the driver, or has left the sample buffer without being trained on.
 
     Its trajectories that have ended count no longer as running. A group may be reported several times.
@@ -458,17 +429,15 @@ class GroupEnded:
         because they were too old when a batch was formed.
     """
 
-    at: float
     run_id: RunId
     group_id: GroupId
     accepted: int
 
 
 @dataclass(frozen=True, slots=True)
-class TrajectoryRedundant:
+class TrajectoryRedundant(Stamped):
     """The driver has enough without this trajectory: it is cancelled."""
 
-    at: float
     trajectory_id: TrajectoryId
 
 

@@ -81,7 +81,7 @@ def test_every_kind_of_event_and_command_is_known() -> None:
         ["EngineLost", 1.0, "E1"],
         ["EngineLost", 1.0, "E1", "reason", True, "more"],
         ["EngineJoined", 1.0, ["E1", 4]],
-        ["EngineJoined", 1.0, ["E1", 4, 4096, 1, 0, 0, False, 0.0, "", "", "more"]],
+        ["EngineJoined", 1.0, ["E1", 4, 4096, 1, 0, 0, False, 0.0, "", "", "", "more"]],
     ],
 )
 def test_a_row_of_another_version_is_bad_input(row: list[Any]) -> None:
