@@ -96,7 +96,6 @@ class ConfiguredCommand(click.Command):
     def make_context(
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
-        """Parse the options."""
         extra["default_map"] = {**_defaults(), **(extra.get("default_map") or {})}
         return super().make_context(info_name, args, parent, **extra)
 

@@ -48,7 +48,6 @@ class DelayedActions:
         heapq.heappush(self._heap, (until_s, number, action_id))
 
     def discard(self, action_id: ActionId) -> None:
-        """The action will not start."""
         self._until_s.pop(action_id, None)
 
     @property

@@ -160,7 +160,6 @@ class Trajectory:
 
     @property
     def trajectory_id(self) -> TrajectoryId:
-        """Shorthand for ``spec.trajectory_id``."""
         return self.spec.trajectory_id
 
     @property
@@ -172,7 +171,6 @@ class Trajectory:
 
     @property
     def actions_open(self) -> int:
-        """Number of actions that it waits for."""
         return len(self.open_labels)
 
     def remaining_tokens(self, quantile: Quantile = "median") -> float | None:
@@ -229,7 +227,6 @@ class Trajectory:
         self.prediction = prediction
 
     def take_action(self, label: str, seconds: float, ok: bool, at: float) -> None:
-        """Count a finished action."""
         self.actions_done.append((label, seconds, ok))
         self.tools_s += seconds
         self.resting_tools_s += max(0.0, at - max(self.tools_until, at - seconds))
@@ -498,7 +495,6 @@ class Host:
                 self.free[name] = self.free.get(name, 0) - amount
 
     def give_back(self, resources: Resources) -> None:
-        """The inverse of `take`."""
         for name, amount in resources:
             if api_of(name) is None and name != GPUS:
                 self.free[name] = self.free.get(name, 0) + amount

@@ -278,7 +278,6 @@ class Migrations:
         return MoveContext(name, move.source, move.target, move.kind)
 
     def is_busy(self, engine_id: EngineId) -> bool:
-        """Whether the engine is in a running move."""
         return engine_id in self._busy
 
     def _totals(self, kind: str) -> MoveTotals:

@@ -44,7 +44,6 @@ class HeldSteps:
         self._lines: dict[EngineId, dict[RunId, dict[TrajectoryId, StartStep]]] = {}
 
     def hold(self, trajectory: Trajectory, start: StartStep) -> None:
-        """Hold a placed step back."""
         run_id = trajectory.spec.run_id
         run = self.state.runs[run_id]
         if run.held == 0:

@@ -341,7 +341,6 @@ class ApiPool:
                 self.wanted.pop(name, None)
 
     def take(self, action_id: ActionId, resources: Resources, at: float) -> None:
-        """An action starts with these resources."""
         for name, calls in calls_of(resources):
             self.of(name).take(action_id, calls, at)
 

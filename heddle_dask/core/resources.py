@@ -146,7 +146,6 @@ class ResourceDemand:
 
     @property
     def least(self) -> Resources:
-        """The smallest amount of each resource."""
         return _least(self)
 
     def with_units(self, units: int) -> Resources:

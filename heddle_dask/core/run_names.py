@@ -100,11 +100,9 @@ class RunNames:
         self.run_id = run_id
 
     def of(self, name: str) -> Any:
-        """One name as the controller knows it."""
         return qualified(self.run_id, name)
 
     def of_step(self, step_id: StepId) -> StepId:
-        """A step as the controller knows it."""
         return step_id._replace(trajectory_id=self.of(step_id.trajectory_id))
 
     def qualify(self, event: Event) -> Event:

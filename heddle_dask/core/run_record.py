@@ -105,7 +105,6 @@ class CreditLedger:
             self._waiting.setdefault(group_id, {})[name] = None
 
     def has_credit(self, group_id: GroupId, name: TrajectoryId) -> bool:
-        """Whether this trajectory may start."""
         return name in self._members.get(group_id, ())
 
     def grant(self) -> Iterator[TrajectoryId]:

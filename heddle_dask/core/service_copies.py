@@ -27,7 +27,6 @@ class LoadSeconds:
         self._mean: dict[tuple[str, int, bool], float] = {}
 
     def took(self, service: ModelService, gpus: int, cold: bool, seconds: float) -> None:
-        """Learn from a load that has succeeded."""
         before = self.expected(service, gpus, cold)
         mean = seconds if before is None else before + _WEIGHT * (seconds - before)
         self._mean[service.name, gpus, cold] = mean
@@ -80,7 +79,6 @@ class ServiceCopy:
 
     @property
     def key(self) -> CopyKey:
-        """What names it on its host."""
         return self.service, self.chunk
 
     @property
@@ -100,7 +98,6 @@ class ServiceCopy:
 
     @property
     def in_memory(self) -> bool:
-        """Whether it holds memory of its GPUs."""
         return self.state in _IN_MEMORY
 
     @property

@@ -242,7 +242,6 @@ class ClusterSnapshot:
 
     @property
     def ready_engines(self) -> tuple[EngineCounts, ...]:
-        """Engines that take steps."""
         return tuple(engine for engine in self.engines if engine.state is EngineState.READY)
 
     def counts(self) -> dict[str, Any]:

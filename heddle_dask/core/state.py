@@ -167,7 +167,6 @@ class State:
             waiting.pop(trajectory.trajectory_id, None)
 
     def wait(self, action: Action) -> None:
-        """Put an action at the end of the waiting ones."""
         name, service = action.spec.action_id, action.spec.service
         self.waiting_actions[name] = self.new_actions[name] = None
         if service:

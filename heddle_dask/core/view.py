@@ -202,7 +202,6 @@ class ClusterView:
         return len(engine.inflight)
 
     def is_own(self, trajectory: Trajectory) -> bool:
-        """Whether the trajectory is of the run that looks."""
         return True
 
     @property

@@ -267,7 +267,6 @@ class ContextForecast:
         return float(np.dot(np.diff(within), (alive[1:] + alive[:-1]) / 2))
 
     def add(self, domain: str, context_tokens: float, group: str, engine: int) -> None:
-        """Add a trajectory that has not begun to an engine."""
         there = self._groups.setdefault(group, {})
         alive = self._alive_of_new(domain, context_tokens)
         members = there.get(engine) or _nobody(context_tokens, len(alive))

@@ -75,7 +75,6 @@ class HeddleWeightTransfer(WeightTransferEngine):  # type: ignore[misc]
         self.model.load_weights(iter(reception.take().items()))
 
     def finish_weight_update(self) -> None:
-        """Pack what was loaded."""
         finalize_layerwise_reload(self.model, self.model_config)
         pack_every_layer(self.model)
 

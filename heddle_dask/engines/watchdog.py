@@ -183,7 +183,6 @@ def boot_id() -> str:
 
 
 def record_name(mark: str) -> str:
-    """Name of the record of a running engine."""
     return f"engine-{mark}{RECORD_SUFFIX}"
 
 

@@ -149,7 +149,6 @@ def export_params() -> dict[str, Any]:
 
 
 def configuration_of_answer(body: bytes) -> Mapping[str, Any]:
-    """The whole configuration, from the answer to `CONFIGURATION_PATH`."""
     configuration: Mapping[str, Any] = json.loads(body)["vllm_config"]
     return configuration
 

@@ -165,7 +165,6 @@ class MixedEnvironment:
 
     @property
     def weights(self) -> Mapping[str, float]:
-        """Their weights by name."""
         return dict(self._weights)
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:

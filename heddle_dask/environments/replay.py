@@ -32,7 +32,6 @@ _NO_LIMIT = 1 << 62
 
 
 async def wait_like_tool(seconds: float) -> None:
-    """The tool of a replay: sleeps for `seconds`."""
     await asyncio.sleep(seconds)
 
 

@@ -84,7 +84,6 @@ class CoreAllocator:
 
     @property
     def free(self) -> int:
-        """Number of cores that no action has."""
         return sum(map(len, self._free.values()))
 
     def take(self, count: int) -> tuple[int, ...]:

@@ -30,7 +30,6 @@ class ProcessStat(NamedTuple):
 
 
 def stat_of(pid: int) -> ProcessStat | None:
-    """The facts of a process; None when there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name, in parentheses, may hold spaces and parentheses itself.

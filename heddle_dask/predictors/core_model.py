@@ -165,7 +165,6 @@ def fit_core(
 
 
 def fit_distributions(finished: Sequence[Finished]) -> LengthDistributions:
-    """Fit the length distributions on at least one trajectory."""
     totals = np.array([one.generated_tokens for one in finished], dtype=np.float64)
     logs = np.log1p(totals)
     censored = np.array([one.censored for one in finished], dtype=bool)

@@ -89,7 +89,6 @@ class Expectation:
 
 
 def ended_facts(attempts: Iterable[PastAttempt | Finished], now: Moment, expected: Expectation) -> GroupFacts:
-    """Facts from attempts that have ended, oldest first."""
     pairs = [(each, math.log1p(each.generated_tokens) - expected.tokens(each)) for each in attempts]
     whole, count, excess = faded_mean(pairs, now, expected.drift)
     if not whole:

@@ -123,7 +123,6 @@ class GroupBook:
             self._running.pop(group_id, None)
 
     def facts(self, row: Progress, expected: Expectation) -> GroupFacts:
-        """Facts as known now."""
         now = Moment(row.policy_version, row.lineage, self.run)
         facts = self.history.facts(prompt_of(row), now, expected)
         running = self._running.get(row.group_id)

@@ -106,7 +106,6 @@ class PredictionService:
 
     @property
     def asked(self) -> bool:
-        """Whether a prediction request waits."""
         return bool(self._waiting)
 
     @property

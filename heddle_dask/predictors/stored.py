@@ -37,7 +37,6 @@ _LATER_PROGRESS, _LATER_FINISHED = 2, 4
 
 
 def save_predictor(predictor: LearnedPredictor, path: Path | str) -> None:
-    """Write `predictor` to `path` atomically."""
     path = Path(path)
     learnt = predictor.learnt()
     data = {

@@ -244,7 +244,6 @@ def trajectory_line(record: TrajectoryOutline) -> str:
 
 
 def trajectory_html(record: TrajectoryOutline) -> str:
-    """A trajectory in figures, for a notebook."""
     cause = f" by {record.cause}" if record.cause else ""
     facts: dict[str, object] = {
         "ended": f"{record.status}{cause}",
@@ -311,7 +310,6 @@ def token_record_to_body(record: TokenRecord) -> dict[str, Any]:
 
 
 def token_record_from_body(body: Mapping[str, Any]) -> TokenRecord:
-    """Read what `token_record_to_body` made."""
     ids = array_from_text(body["ids"], np.int32)
     authors = _from_runs(body["authors"], np.uint8, len(ids))
     sampled = authors == Attribution.POLICY
@@ -329,7 +327,6 @@ def array_to_text(array: npt.NDArray[Any]) -> str:
 
 
 def array_from_text(text: str, dtype: npt.DTypeLike) -> npt.NDArray[Any]:
-    """Read what `array_to_text` made of an array of `dtype`."""
     little = np.dtype(dtype).newbyteorder("<")
     return np.frombuffer(base64.b64decode(text), little).astype(dtype)
 

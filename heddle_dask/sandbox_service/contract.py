@@ -13,7 +13,6 @@ from heddle_dask.sandbox.stateful.contract import SandboxSpec
 
 
 def spec_to_json(spec: SandboxSpec) -> dict[str, Any]:
-    """A description as JSON values."""
     plain = spec.to_plain()
     return {**plain, "files": {k: base64.b64encode(v).decode() for k, v in plain["files"].items()}}
 

@@ -100,7 +100,6 @@ class SimulatedCalls:
         return PlannedAction(tool, DurationProfile(tool_s), ResourceDemand.of(cpus=cpus))
 
     def call(self, program: Program, name: str, work: PlannedAction) -> None:
-        """A program calls a tool or a reward."""
         delay_s = self._fleet.delays.action_s
         self._time.after(delay_s, self._request, program, name, work, self._time.now_s)
 

@@ -79,7 +79,6 @@ class SimulatedDeployment:
     told_apart: bool = True
 
     def request(self, trajectories: Iterable[TrajectorySpec]) -> DegreeRequest:
-        """The facts of the batch."""
         specs = tuple(trajectories)
         fleets, _ = uniform_fleets(self.cluster, self.model, self.max_context_tokens)
         return DegreeRequest(

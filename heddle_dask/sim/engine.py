@@ -72,7 +72,6 @@ class SimulatedEngine:
 
     @property
     def busy(self) -> bool:
-        """Whether there is a job in the batch."""
         return not math.isinf(self._busy_since_s)
 
     @property

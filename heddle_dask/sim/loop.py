@@ -38,7 +38,6 @@ class VirtualTime:
         heapq.heappush(self._heap, (time_s, self._number, call, arguments))
 
     def after(self, delay_s: float, call: Callable[..., None], *arguments: Any) -> None:
-        """Schedule a call in `delay_s` seconds."""
         self.at(self.now_s + delay_s, call, *arguments)
 
     def run(self, until_s: float = math.inf) -> None:

@@ -65,7 +65,6 @@ class SimulatedMoves:
 
     @property
     def running(self) -> int:
-        """Steps of moves that have not ended."""
         return len(self._exports) + len(self._warm_ups)
 
     def begin(self, command: cmd.MoveContext, program: Program) -> None:

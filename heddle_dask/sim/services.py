@@ -140,7 +140,6 @@ class SimulatedServices:
         self._schedule(batch)
 
     def lose(self, host_id: HostId) -> None:
-        """Lose a host: nothing on it reports."""
         self._lost.add(host_id)
         for place in [place for place in self._batches if place[0] == host_id]:
             batch = self._batches.pop(place)

@@ -245,7 +245,6 @@ class _Restored:
         self._rows: dict[str, int] = {}
 
     def group(self, known: BufferedGroup) -> TrajectoryGroup:
-        """The group that was accepted, token by token."""
         members = tuple(self._member(trajectory_id) for trajectory_id in known.trajectory_ids)
         group = TrajectoryGroup(
             known.group_id,

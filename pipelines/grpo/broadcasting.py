@@ -91,7 +91,6 @@ class Broadcaster:
         self.failure = ""  # of the latest broadcast
 
     async def listen(self, address: CollectiveUri) -> None:
-        """Answer engines at this address."""
         if self._listening is not None:
             if self._listening[0].network == address.network:
                 return

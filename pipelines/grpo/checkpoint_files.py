@@ -85,7 +85,6 @@ def write_trainer_state(
 
 
 def read_trainer_state(directory: Path) -> dict[str, Any]:
-    """What `write_trainer_state` wrote."""
     try:
         body: dict[str, Any] = torch.load(directory / TRAINER_STATE, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load has no error of its own

@@ -72,7 +72,6 @@ class KvCache:
 
     @property
     def resident_tokens(self) -> int:
-        """Tokens in the cache, used and idle."""
         return (len(self._users) + len(self._idle)) * self.block_tokens + self._loose_tokens
 
     def hit_tokens(self, context: Sequence[int]) -> int:

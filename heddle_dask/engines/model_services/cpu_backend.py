@@ -71,7 +71,6 @@ class MemorySlots:
             self._free[device].sort()
 
     def used_bytes(self, device: int) -> int:
-        """Memory that a device takes now."""
         return self._path(device).stat().st_blocks * 512
 
     def close(self) -> None:

@@ -50,7 +50,6 @@ class Predictions:
         self._wake()
 
     def ended(self, trajectory: Trajectory, status: str) -> None:
-        """Learn from a trajectory that ends now."""
         self._service.ended(trajectory, status, self._now())
         self._wake()
 

@@ -74,7 +74,6 @@ class Session:
         self._due = asyncio.Event()
 
     def predict(self, trajectory_id: TrajectoryId) -> None:
-        """Have the remaining work of a trajectory predicted."""
         if self.predictions is not None:
             self.predictions.ask(self.controller.state.trajectories[self.names.of(trajectory_id)])
 
@@ -158,7 +157,6 @@ class Session:
         return [*rows, *self._take_journal()]
 
     def last_updates(self) -> Updates:
-        """All that the driver has not fetched."""
         journal: list[Any] = []
         while self._history is not None:
             journal += self._take_history()

@@ -109,7 +109,6 @@ class SessionEvents:
 
     @guarded
     def pools_declared(self, quotas: tuple[ApiQuota, ...], services: Iterable[DeclaredService]) -> None:
-        """The run declares quotas of APIs and model services."""
         declared = tuple(services)
         self.session.services |= {each.facts.name: each.spec for each in declared}
         if quotas or declared:
@@ -163,7 +162,6 @@ class SessionEvents:
             dask.send_to_client(self._scheduler, self.session.client_id, notice.to_wire())
 
     def take(self, event: Reported | Ended) -> None:
-        """A driver or a worker has reported an event of this session."""
         if isinstance(event, _TO_THE_END):
             if self.control.open_sessions:
                 self.attempt(self._feed, event)

@@ -112,7 +112,6 @@ class SnapshotFeed:
         return self._watched.history
 
     def latest(self) -> RunSnapshot:
-        """The picture of this interval."""
         now_s = self._clock_s()
         if self._latest is None or now_s - self._latest_at_s >= self.interval_s - _EARLY_S:
             self._latest, self._json, self._latest_at_s = self._take(), None, now_s

@@ -64,7 +64,6 @@ class SampleIntake:
         self._samples.begin(group_id, version)
 
     def dropped(self, group_id: str) -> None:
-        """A group will not be delivered."""
         self._samples.end(group_id)
         self._changed.set()
 

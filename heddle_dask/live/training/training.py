@@ -89,7 +89,6 @@ class LiveTraining:
 
     @property
     def phase(self) -> str:
-        """What the training step waits for."""
         return self._loop.phase
 
     @property

@@ -62,7 +62,6 @@ class WeightControl:
         self._report(WeightsPublished(UNSTAMPED, version, uri, nbytes))
 
     def show(self, step: int, figures: Mapping[str, float]) -> None:
-        """Show the figures of a training step on the dashboard."""
         send(self._client, TrainingFiguresReport(self._session, step, figures))
 
     async def switch(self, version: PolicyVersion) -> None:

@@ -96,7 +96,6 @@ def bound_threads(worker: Worker, most: int) -> int:
 
 
 def restore_threads(worker: Worker, most: int) -> None:
-    """Undo `bound_threads`."""
     threads: Any = worker.executors["default"]
     threads._max_workers = most
 

@@ -91,7 +91,6 @@ class StepCall:
 
     @property
     def body_bytes(self) -> int:
-        """Length of what it carries."""
         return len(self.delta)
 
     @property
@@ -145,7 +144,6 @@ class ActionCall:
 
     @property
     def body_bytes(self) -> int:
-        """Length of what it carries."""
         return 0 if self.payload is None else len(self.payload)
 
     @property
@@ -225,5 +223,4 @@ class ActionPlacement(WireValue):
 
     @property
     def cpus(self) -> int:
-        """The CPUs among its resources."""
         return self.resources[CPUS]

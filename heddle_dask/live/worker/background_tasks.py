@@ -23,7 +23,6 @@ class BackgroundTasks:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def __len__(self) -> int:
-        """Tasks that have begun and not ended."""
         return len(self._tasks)
 
     def start(self, coroutine: Coroutine[Any, Any, None], session: str = "") -> None:

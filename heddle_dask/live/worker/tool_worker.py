@@ -62,7 +62,6 @@ ENDED_KEPT = 10_000
 
 
 async def run_action(call: ActionCall) -> ActionOutcome:
-    """The Dask task of one action."""
     worker = get_worker()
     for plugin in worker.plugins.values():
         # On a worker for other work the plugin is there too, and does nothing.

@@ -83,7 +83,6 @@ class CandidateEngines:
         return name in self._open
 
     def next(self) -> Engine | None:
-        """The open engine to ask next."""
         return self._open.least()
 
     def put(self, engine: Engine, number: float) -> None:

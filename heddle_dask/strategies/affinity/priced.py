@@ -91,7 +91,6 @@ class DomainProfiles:
         return self._all if self._all.steps else None
 
     def is_known(self, domain: str) -> bool:
-        """Whether the domain has means of its own."""
         means = self._of.get(domain)
         return means is not None and means.steps >= _LEAST_STEPS
 

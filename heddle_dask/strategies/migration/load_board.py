@@ -172,7 +172,6 @@ class LoadBoard:
         return found
 
     def _bounds(self, block: int) -> list[tuple[float, float, float, float, float]]:
-        """The five bounds of each engine of a block."""
         here = slice(block * _BLOCK, (block + 1) * _BLOCK)
         columns = (self._own_s, self._each_s, self._queued_each_s, self._sum_s, self._queued_sum_s)
         return list(zip(*(column[here] for column in columns), strict=True))

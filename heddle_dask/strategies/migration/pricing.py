@@ -122,7 +122,6 @@ class Link:
     token_s: float
 
     def transfer_s(self, tokens: float) -> float:
-        """Seconds to transfer the KV of `tokens` tokens."""
         return self.setup_s + tokens * self.token_s
 
 

@@ -43,7 +43,6 @@ class RankRule:
             raise ValueError("it needs placement=presorted: it scales the sizes of that plan")
 
     def propose(self, view: ClusterView, trajectory: Trajectory) -> Move | None:
-        """Propose a move to the engine of the trajectory's rank."""
         if self.plan is None or self.plan.latest is None:
             return None
         rank = self._order.update(trajectory.trajectory_id, remaining_or_context_tokens(trajectory, self.quantile))

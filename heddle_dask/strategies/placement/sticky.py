@@ -14,7 +14,6 @@ from heddle_dask.strategies.placement.least_load import pick_least, resident_loa
 
 
 def home_among(trajectory: Trajectory, candidates: Sequence[Engine]) -> Engine | None:
-    """The trajectory's home if it is a candidate."""
     return engine_among(candidates, trajectory.home)
 
 
@@ -32,7 +31,6 @@ class Sticky:
     """
 
     def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
-        """The home, else the candidate of largest hash weight."""
         home = home_among(trajectory, candidates)
         if home is not None:
             return home
@@ -59,7 +57,6 @@ class StickyByCount:
         self._rng = random.Random(self.seed)
 
     def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
-        """The home, else the candidate with the fewest live trajectories."""
         home = home_among(trajectory, candidates)
         if home is not None:
             return home
@@ -82,7 +79,6 @@ class StickyLeastLoaded:
         self._rng = random.Random(self.seed)
 
     def choose_engine(self, trajectory: Trajectory, step: StepRequest, candidates: Sequence[Engine]) -> Engine:
-        """The home, else the engine of its reservation, else the candidate with the least resident load."""
         home = home_among(trajectory, candidates) or engine_among(candidates, trajectory.reserved_on)
         if home is not None:
             return home

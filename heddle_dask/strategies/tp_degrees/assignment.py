@@ -52,7 +52,6 @@ class Node:
 
     @property
     def capacity(self) -> NodeGpus:
-        """Its numbers of GPUs and workers."""
         return NodeGpus(len(self.gpus), len(self.workers))
 
 

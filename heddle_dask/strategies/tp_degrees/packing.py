@@ -80,7 +80,6 @@ class Packing:
         return max(ends_s, longest_s, self._low_s)
 
     def limit_s(self, step: int) -> float:
-        """Seconds of a step of the grid."""
         return self._low_s * self._grid**step
 
     def seconds(self, state: State) -> float:

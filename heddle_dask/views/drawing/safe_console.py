@@ -15,6 +15,5 @@ class SafeConsole(Console):
     """A console that escapes whatever it prints; its own styles stay."""
 
     def render(self, *args: Any, **kwargs: Any) -> Iterable[Segment]:
-        """As rich does it."""
         for segment in super().render(*args, **kwargs):
             yield segment if segment.control else segment._replace(text=escaped(segment.text))

@@ -163,7 +163,6 @@ def _legend(number: int, name: str, hue: str) -> str:
 
 
 def svg(width: float, height: float, parts: Sequence[str]) -> str:
-    """A drawing of this size."""
     return (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" '
         f'xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'

@@ -163,7 +163,6 @@ class RunningJob:
         self.begin_drain(f"it got {number.name}", longest_s)
 
     def begin_drain(self, reason: str, longest_s: float | None = None) -> None:
-        """Begin the drain, or shorten the one that has begun."""
         now_s = time.monotonic()
         ends_s = float("inf") if self._ends_s is None else self._ends_s
         if longest_s is not None:

@@ -221,7 +221,6 @@ def review(
     rules: Mapping[str, GroupRules],
     now_s: float,
 ) -> Review:
-    """Compare the jobs with the numbers that are wanted."""
     present, gone, cancel = [], [], {}
     after = {group: losses.get(group, Losses()) for group in wanted}
     for job in jobs:

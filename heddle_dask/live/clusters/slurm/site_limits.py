@@ -64,6 +64,5 @@ def _rows(printed: str) -> list[list[str]]:
 
 
 def _least(limits: Iterable[tuple[str, Sequence[str]]]) -> dict[str, int]:
-    """The least number of each row that has any."""
     numbers = {name: [int(cell) for cell in cells if cell.isdecimal()] for name, cells in limits}
     return {name: min(found) for name, found in numbers.items() if found}

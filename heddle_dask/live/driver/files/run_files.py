@@ -146,7 +146,6 @@ class RunFiles:
             self.writer = None
 
     async def close(self) -> None:
-        """Store the rest and close the files."""
         if self.writer is not None:
             await self.writer.close()
 

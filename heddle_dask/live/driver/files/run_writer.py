@@ -119,7 +119,6 @@ class RunWriter:
         return store
 
     def __contains__(self, trajectory_id: str) -> bool:
-        """Whether the store holds this trajectory."""
         return trajectory_id in self._store
 
     def begin_batch(self, facts: Mapping[str, Any]) -> int:

@@ -78,7 +78,6 @@ class Recorded:
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens that its steps sampled."""
         return sum(_sampled(body) for body in self._whole)
 
     @property

@@ -365,7 +365,6 @@ class LiveContext(Context):
 
     @property
     def generated_tokens(self) -> int:
-        """Tokens that all branches have sampled."""
         return self._generated + sum(fork.generated_tokens for fork in self._forks)
 
     @property

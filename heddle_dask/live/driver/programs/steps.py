@@ -134,7 +134,6 @@ class OpenStep:
 
     @property
     def finished(self) -> bool:
-        """Whether an answer has ended it."""
         return self.last is not None and self.last.status == "ok"
 
     @property

@@ -54,7 +54,6 @@ class Announcer:
                 raise ClusterLost(f"the trajectories were not submitted: {error}") from None
 
     def admit(self, trajectory_id: str) -> None:
-        """The scheduler has admitted a trajectory."""
         event = self._admitted.get(trajectory_id)
         if event is not None:
             event.set()
@@ -69,5 +68,4 @@ class Announcer:
 
     @property
     def waiting(self) -> int:
-        """Trajectories that are not admitted."""
         return sum(not event.is_set() for event in self._admitted.values())

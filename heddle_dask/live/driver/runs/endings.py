@@ -121,7 +121,6 @@ class EnvironmentFailures:
         return task_id not in self.quarantined and failures < self._retries.max_environment_attempts
 
     def quarantine(self, task_id: str, message: str) -> None:
-        """This task is not attempted again."""
         if task_id not in self.quarantined:
             self.quarantined[task_id] = message
             times = self._in_a_row[task_id] or self._retries.max_task_failures

@@ -202,7 +202,6 @@ class ProgressDisplay:
 
 
 def is_notebook() -> bool:
-    """Whether this process is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     return ipython is not None and type(ipython.get_ipython()).__name__ == "ZMQInteractiveShell"
 

@@ -107,7 +107,6 @@ class RolloutEngines:
             await self._degrees.provide(tp_degrees, attempts)
 
     def finished(self, record: TrajectoryRecord) -> None:
-        """Learn from a trajectory of the batch."""
         if self._degrees is not None:
             self._degrees.finished(record)
 

@@ -53,7 +53,6 @@ def add_pages(pages: Mapping[str, PageFunction], tab: str) -> None:
 
 
 def has_dashboard(scheduler: Scheduler) -> bool:
-    """Whether a running scheduler serves a dashboard."""
     return bool(_bokeh_applications(scheduler))
 
 

@@ -88,7 +88,6 @@ def chip(colour: str, label: str, shape: str = "") -> str:
 
 
 def phase_chips(names: Iterable[str]) -> str:
-    """The legend of some phases."""
     return "".join(chip(PHASE_COLOURS[name], PHASE_LABELS[name]) for name in names)
 
 
