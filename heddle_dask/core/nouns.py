@@ -173,7 +173,7 @@ class EngineDescription:
     hardware
         Class of its GPUs, as the user names it (``"H20"``); empty: all engines are alike.
     cost
-        What its kind believes it to cost by the GPU that it runs on: the terms of an `EngineCost`, as JSON; empty:
+        What its kind believes it to cost by the GPU that it runs on: the terms of a cost, as JSON; empty:
         nothing is known.
     """
 

@@ -76,6 +76,7 @@ async def profile_engine(
     """
     shape = _checked_shape(spec, plan, kv_contexts)
     load_before = _load_average(on_progress)
+    on_progress(f"measuring is planned to take at most {limit_s:g} s after the start (--time-limit)")
     async with AsyncExitStack() as stack:
         clients, start_s = await _started(spec, engines, stack, on_progress)
         capacity = (await clients[0].describe()).kv_capacity_tokens

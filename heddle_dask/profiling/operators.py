@@ -2,7 +2,7 @@
 
 An iteration consists of linear layers (by token count) and attention (by batch and context), each measured for one
 layer and multiplied by the number of layers, and the output head. At a TP degree above 1 one GPU's share of every
-operator is measured. Other parts (norms, gaps, all-reduces, sampling) are not measured: `MeasuredTable.fit` adds them
+operator is measured. Other parts (norms, gaps, all-reduces, sampling) are not measured: `fit_table` adds them
 by the formula's constants. Weights and KV of several layers take turns, so that they are not read from a cache that
 would be too small for a real model.
 """
