@@ -36,6 +36,7 @@ from heddle_dask.core.nouns import (
 from heddle_dask.core.resources import Resources
 from heddle_dask.core.view import StrategySet
 from heddle_dask.cost.engine_cost import load_profile
+from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.strategies.presets import build_strategies, tell_costs
 
 PROFILE = "qwen3-14b-h100"
@@ -309,6 +310,7 @@ def measure_decisions(
     BadInput
         Unknown preset.
     """
+    collect_seldom()  # as the scheduler does
     for preset in presets:
         for number in engines:
             world = SteadyWorld(bench_strategies(preset, seed), trajectories=trajectories, engines=number, seed=seed)

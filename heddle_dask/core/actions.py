@@ -104,7 +104,7 @@ class Actions:
 
     def _over_quota(self, action: Action) -> str:
         """Why an action makes more calls at once than the quota of its API ever allows; empty if it does not."""
-        for name, calls in calls_of(action.spec.demand.least):
+        for name, calls in calls_of(action.least):
             most = self.state.apis.of(name).quota.most_at_once
             if most is not None and most < calls:
                 return f"it needs {calls} calls of api {name} at once; its quota allows {most}"
@@ -185,7 +185,7 @@ class Actions:
 
     def _place(self, action: Action, copy: ServiceCopy, granted: Resources | None = None) -> list[Command]:
         """Give an action a place on a copy, with the GPUs of that copy beside the other resources."""
-        rest = action.spec.demand.least if granted is None else granted
+        rest = action.least if granted is None else granted
         resources = Resources.of({**dict(rest), GPUS: copy.chunk.gpus})
         action.waits = self.calls.waits(action)
         self._occupy(action, copy.host_id, resources)

@@ -44,7 +44,7 @@ class ApiCalls:
 
     def waits(self, action: Action) -> ActionWaits:
         """How long an action that starts now has waited for quotas, and for its time as a repetition."""
-        blocked_s = self.state.apis.blocked_s(action.spec.action_id, action.spec.demand.least, self.state.at)
+        blocked_s = self.state.apis.blocked_s(action.spec.action_id, action.least, self.state.at)
         quota_s = action.delayed_s + blocked_s
         return ActionWaits(quota_s=quota_s) if quota_s else NO_WAITS
 

@@ -156,7 +156,9 @@ class Trajectory:
     kv_version: PolicyVersion | None = None
     parent: TrajectoryId | None = None
     cancelled: str = ""
-    history: deque[str] = field(default_factory=lambda: deque(maxlen=HISTORY_LENGTH))
+    history: deque[tuple[float, TrajectoryEvent, TrajectoryState, TrajectoryState]] = field(
+        default_factory=lambda: deque(maxlen=HISTORY_LENGTH)
+    )
 
     @property
     def trajectory_id(self) -> TrajectoryId:
@@ -244,11 +246,12 @@ class Trajectory:
         try:
             after = TRAJECTORY.next_state(self.state, event, "")
         except InvalidTransition:  # raise it again with the history, which is formatted for errors only
-            told = f"trajectory {self.spec.trajectory_id}: " + "; ".join(self.history)
+            moments = [f"{when:.3f} {what.value}: {old.value} -> {new.value}" for when, what, old, new in self.history]
+            told = f"trajectory {self.spec.trajectory_id}: " + "; ".join(moments)
             after = TRAJECTORY.next_state(self.state, event, told)
         if after is None:
             return False
-        self.history.append(f"{at:.3f} {event.value}: {self.state.value} -> {after.value}")
+        self.history.append((at, event, self.state, after))
         self.state = after
         return True
 
@@ -390,6 +393,8 @@ class Action:
     host_fixed
         The only host that may run it, because its sandbox is there; None: every host of its pool. It may change while
         the action waits, when that host drains or is lost.
+    least
+        `ResourceDemand.least`, computed once.
     """
 
     spec: ActionRequest
@@ -406,6 +411,10 @@ class Action:
     granted_at: float = 0.0
     host_fixed: HostId | None = None
     waits: ActionWaits = NO_WAITS
+    least: Resources = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.least = self.spec.demand.least
 
     def advance(self, event: ActionEvent) -> bool:
         """Apply `event`; False when the event is stale."""

@@ -311,9 +311,9 @@ class Placements:
         if sent - engine.stopping <= engine.spec.slots:
             return []  # a slot is about to be free, and no other step waits for it
         most = run.retries.max_preemptions
-        running = [
-            other for other in engine.running.values() if other.preemptions < most and other.spec.run_id == run.run_id
-        ]
+        running = [other for other in engine.running.values() if other.preemptions < most]
+        if self.state.is_shared:
+            running = [other for other in running if other.spec.run_id == run.run_id]
         victim = preemption.victim(trajectory, running) if running else None
         if victim is None:
             return []

@@ -101,7 +101,7 @@ class Sandboxes:
             return
         parent = self.state.sandboxes.get(action.spec.sandbox_parent)
         near = [host for host in candidates if parent is not None and host.spec.host_id == parent.host]
-        least = action.spec.demand.least
+        least = action.least
         # `max` takes the first of equals: the host that joined first.
         host = max(
             near or candidates,

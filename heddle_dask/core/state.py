@@ -171,7 +171,7 @@ class State:
         self.waiting_actions[name] = self.new_actions[name] = None
         if service:
             self.service_queues.setdefault(service, {})[name] = None
-        self.apis.wait(name, action.spec.demand.least, self.at)
+        self.apis.wait(name, action.least, self.at)
 
     def wait_first(self, actions: Iterable[Action]) -> None:
         """Put actions that had resources before the waiting ones, in the order of their requests."""
@@ -183,7 +183,7 @@ class State:
             mine = dict.fromkeys(a.spec.action_id for a in before if a.spec.service == service)
             self.service_queues[service] = {**mine, **self.service_queues.get(service, {})}
         for action in before:
-            self.apis.wait(action.spec.action_id, action.spec.demand.least, self.at)
+            self.apis.wait(action.spec.action_id, action.least, self.at)
 
     def stop_waiting(self, action: Action) -> None:
         """Take an action that starts or ends off the waiting ones, where it is there."""
@@ -191,7 +191,7 @@ class State:
         for waiting in (self.waiting_actions, self.new_actions, self.stranded):
             waiting.pop(name, None)
         self.delayed_actions.discard(name)
-        self.apis.stop_waiting(name, action.spec.demand.least)
+        self.apis.stop_waiting(name, action.least)
         if queue is not None:
             queue.pop(name, None)
             if not queue:

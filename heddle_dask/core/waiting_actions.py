@@ -152,7 +152,7 @@ class PoolCapacity:
 
     def _need(self, action: Action) -> Resources:
         """What a host must have when it is empty: with the memory of the sandbox, where hosts announce memory."""
-        least, known = action.spec.demand.least, self.state.pool_maxima.get(action.spec.pool, ())
+        least, known = action.least, self.state.pool_maxima.get(action.spec.pool, ())
         if not action.spec.sandbox_memory_bytes or not any(each[MEMORY] for each in known):
             return least
         return Resources.of({**dict(least), MEMORY: least[MEMORY] + action.spec.sandbox_memory_bytes})
@@ -229,7 +229,7 @@ def shares_of(state: State, resources: Resources) -> dict[str, float]:
 
 def turn_cost(state: State, action: Action) -> float:
     """By how much the turn of a run grows when this action of it starts with the least of everything."""
-    shares = shares_of(state, action.spec.demand.least)
+    shares = shares_of(state, action.least)
     return state.fair.cost(run_of_action(state, action), _KIND, shares)
 
 
@@ -251,7 +251,7 @@ def actions_in_turn(state: State, actions: Iterable[Action]) -> list[Action]:
         turn, run_id, number = heapq.heappop(heap)
         action = of_run[run_id][number]
         ordered.append(action)
-        least = action.spec.demand.least
+        least = action.least
         if (run_id, least) not in costs:
             costs[run_id, least] = state.fair.cost(run_id, _KIND, shares_of(state, least))
         if number + 1 < len(of_run[run_id]):

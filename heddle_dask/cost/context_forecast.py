@@ -291,11 +291,13 @@ class ContextForecast:
         return alive
 
     def _add_all(self, law: GrowthLaw, live: Sequence[GrowingContext]) -> None:
-        place: dict[tuple[int, str], int] = {}
-        which = np.array([place.setdefault((engine, group), len(place)) for _, _, engine, group in live])
+        growths, contexts, of_engine, of_group = zip(*live, strict=True)
+        members = list(zip(of_engine, of_group, strict=True))
+        place = {each: row for row, each in enumerate(dict.fromkeys(members))}
+        which = np.fromiter(map(place.__getitem__, members), dtype=np.intp, count=len(members))
         order = np.argsort(which, kind="stable")
         starts = np.searchsorted(which[order], np.arange(len(place)))
-        grown, context = np.array([each[:2] for each in live])[order].T
+        grown, context = np.array(growths)[order], np.array(contexts)[order]
         alive = law.survival[bin_of(grown), : len(self._horizons)]
         alive[context[:, None] + self._horizons > self._most_tokens] = 0.0
         alive[:, 0] = 1.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -50,7 +49,7 @@ class Hysteresis:
         least = min([t.priority for t in running])
         if not self._clearly_above(waiting.priority, least):
             return None
-        if self.least_wait_tokens and _wait_tokens(running) < self.least_wait_tokens:
+        if self.least_wait_tokens and _ends_within(self.least_wait_tokens, running):
             return None
         return max((t for t in running if t.priority == least), key=lambda t: t.number)
 
@@ -60,7 +59,15 @@ class Hysteresis:
         return waiting.tokens > max(self.ratio * running.tokens, running.tokens + self.margin_tokens)
 
 
-def _wait_tokens(running: Sequence[Trajectory]) -> float:
-    """Expected tokens until the first running step ends, if each ends at its own constant rate."""
-    ends_per_token = sum([t.steps_finished / max(1, t.generated_tokens - t.open_step_tokens) for t in running])
-    return 1.0 / ends_per_token if ends_per_token else math.inf
+def _ends_within(tokens: float, running: Sequence[Trajectory]) -> bool:
+    """Whether the first running step is expected to end sooner, if each ends at its own constant rate.
+
+    A few of the rates usually suffice to say so.
+    """
+    ends_per_token = 0.0
+    for each in running:
+        if each.steps_finished:
+            ends_per_token += each.steps_finished / max(1, each.generated_tokens - each.open_step_tokens)
+            if 1.0 / ends_per_token < tokens:
+                return True
+    return False

@@ -59,7 +59,7 @@ def remaining_lengths(
     median, q90 = (0.0, 0.0) if said is None else (said.tokens, said.tokens_q90)
     # An exact prediction needs no distribution, and must not evict others from the cache.
     mean, lengths = (q90, (q90,)) if q90 <= median else _length_distribution(median, q90, count)
-    done = trajectory.tokens_since_prediction + unseen_tokens
+    done = trajectory.generated_tokens - trajectory.predicted_at_tokens + unseen_tokens
     if done <= 0:
         return mean, lengths
     left = tuple([tokens - done for tokens in lengths if tokens > done])
@@ -151,11 +151,12 @@ def demand_of(
         engine for itself, or postpone a deadline, for nothing.
     """
     tokens, lengths = remaining_lengths(trajectory, count, unseen_tokens)
-    context = max(trajectory.context_tokens, trajectory.spec.prompt_tokens) + unseen_tokens
-    room = max(0.0, most_tokens - context)
+    context, prompt = trajectory.context_tokens, trajectory.spec.prompt_tokens
+    held = (context if context > prompt else prompt) + unseen_tokens
+    room = most_tokens - held if most_tokens > held else 0.0
     if lengths[-1] > room:
         lengths = tuple([min(length, room) for length in lengths])
         tokens = min(tokens, sum(lengths) / len(lengths))
     tools_s = 0.0 if pace_s is None or tokens <= 0 else tools_left_s(trajectory)
     stretch = 1.0 if pace_s is None or tools_s <= 0 else 1.0 + tools_s / pace_s / tokens
-    return RemainingDemand(tokens, lengths, stretch, context, growth, tools_s)
+    return RemainingDemand(tokens, lengths, stretch, held, growth, tools_s)

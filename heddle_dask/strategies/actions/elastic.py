@@ -14,7 +14,7 @@ from heddle_dask.core.view import ClusterView, EndedAction, Grant
 from heddle_dask.core.waiting_actions import covers
 from heddle_dask.cost.engine_cost import EngineCost
 from heddle_dask.strategies.actions.durations import Durations
-from heddle_dask.strategies.actions.free_resources import FreeResources, elastic_of, least_of, main_resource
+from heddle_dask.strategies.actions.free_resources import FreeResources, elastic_of, main_resource
 from heddle_dask.strategies.actions.signature_queues import SignatureQueue, SignatureQueues, Turn, offer_in_turn
 from heddle_dask.strategies.actions.unit_choice import ActionCandidate, UnitChoice
 from heddle_dask.strategies.actions.unit_table import Ahead
@@ -167,7 +167,7 @@ class ElasticUnits:
             action = turn.action
             host_id = self._place(view, free, turn, places)
             if host_id is None:
-                if not free.has_able_host(action.spec.pool, least_of(action.spec.demand)):
+                if not free.has_able_host(action.spec.pool, action.least):
                     return None
                 if turn.overdue:
                     self._keep_room(view, free, action)
@@ -200,7 +200,7 @@ class ElasticUnits:
 
     def _keep_room(self, view: ClusterView, free: FreeResources, action: Action) -> None:
         """Keep what becomes free on one host for an action that has waited too long: the host that lacks least."""
-        spec, need = action.spec, least_of(action.spec.demand)
+        spec, need = action.spec, action.least
         if spec.action_id in self._kept or not free.apis_fit(need):
             return
         fixed = view.host_fixed(action)

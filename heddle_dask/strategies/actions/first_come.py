@@ -26,8 +26,9 @@ class _Room:
         return self.host.spec.pool == action.spec.pool and action.host_fixed in (None, self.host.spec.host_id)
 
     def fits(self, need: Resources) -> bool:
+        free, taken = self.host.free, self.taken
         for name, amount in need.amounts:
-            if self.free(name) < amount and api_of(name) is None:
+            if free.get(name, 0) - taken.get(name, 0) < amount and api_of(name) is None:
                 return False
         return not need[GPUS] or self._free_chunks().take(need[GPUS]) is not None
 
@@ -90,7 +91,7 @@ class FirstComeMinimum:
         for action in view.waiting_actions:
             if not open_pools:
                 break
-            pool, need = action.spec.pool, action.spec.demand.least
+            pool, need = action.spec.pool, action.least
             if pool not in open_pools or not calls.allow(need):
                 continue
             fitting = [room for room in rooms if room.takes(action) and room.fits(need)]
@@ -100,15 +101,14 @@ class FirstComeMinimum:
             if not fitting:
                 del open_pools[pool]
                 continue
-            room = _best(view, action, fitting)
+            room = _best(view, action, need[GPUS], fitting)
             room.take(need)
             calls.take(need)
             grants.append(Grant(action.spec.action_id, room.host.spec.host_id, need))
         return grants
 
 
-def _best(view: ClusterView, action: Action, fitting: Sequence[_Room]) -> _Room:
-    gpus = action.spec.demand.least[GPUS]
+def _best(view: ClusterView, action: Action, gpus: int, fitting: Sequence[_Room]) -> _Room:
     if gpus:
         ranks = [view.chunk_rank(room.host, action.spec.service, gpus) for room in fitting]
         ranked = [(rank, number) for number, rank in enumerate(ranks) if rank is not None]

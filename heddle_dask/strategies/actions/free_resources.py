@@ -13,22 +13,18 @@ from heddle_dask.core.view import ClusterView
 from heddle_dask.core.waiting_actions import covers
 
 
-@lru_cache(maxsize=4096)
-def least_of(demand: ResourceDemand) -> Resources:
-    """`ResourceDemand.least`, computed once: it is asked for at every pass."""
-    return demand.least
-
-
 @lru_cache(maxsize=1 << 16)
 def granted(demand: ResourceDemand, units: int) -> Resources:
     """`ResourceDemand.with_units`, computed once."""
     return demand.with_units(units)
 
 
-@lru_cache(maxsize=4096)
 def elastic_of(demand: ResourceDemand) -> str | None:
     """The elastic resource of which units are chosen; memory has no speed-up, so its least amount is granted."""
-    return None if demand.elastic == MEMORY else demand.elastic
+    for name, amounts in zip(demand.names, demand.amounts, strict=True):  # a look at one or two is cheaper than a hash
+        if amounts.most > amounts.least:
+            return None if name == MEMORY else name
+    return None
 
 
 class FreeResources:
@@ -77,14 +73,19 @@ class FreeResources:
                     return False
         return True
 
+    def _seen(self, host_id: HostId, pool: str) -> dict[str, int]:
+        """The free amounts of a host, only to look at."""
+        return self._amounts.get(host_id) or self.hosts[pool][host_id].free
+
     def host_fits(self, host_id: HostId, pool: str, need: Resources, action_id: ActionId) -> bool:
-        amounts = self.of(host_id, pool)
-        for name, amount in need:
-            if api_of(name) is None and amounts.get(name, 0) < amount:
+        amounts = self._seen(host_id, pool)
+        for name, amount in need.amounts:
+            if amounts.get(name, 0) < amount and api_of(name) is None:
                 return False
-        closed, of = self._closed.get(host_id, (frozenset(), action_id))
-        if of != action_id and not closed.isdisjoint(name for name, _ in need):
-            return False
+        if host_id in self._closed:
+            closed, of = self._closed[host_id]
+            if of != action_id and not closed.isdisjoint(name for name, _ in need):
+                return False
         gpus = need[GPUS]
         return not gpus or self.chunks(host_id, pool).take(gpus) is not None
 
@@ -130,16 +131,16 @@ class FreeResources:
         first to join.
         """
         spec = action.spec
-        fitting = [
-            host_id
-            for host_id in self.hosts.get(spec.pool, ())
-            if self.host_fits(host_id, spec.pool, need, spec.action_id)
-        ]
-        if not fitting:
-            return None
+        pool, hosts = spec.pool, self.hosts.get(spec.pool, {})
         if need[GPUS]:
-            return min(fitting, key=lambda each: self._chunk_cost(each, action, need[GPUS]))
-        return max(fitting, key=lambda each: self.of(each, spec.pool).get(by, 0))
+            fitting = [host_id for host_id in hosts if self.host_fits(host_id, pool, need, spec.action_id)]
+            return min(fitting, key=lambda each: self._chunk_cost(each, action, need[GPUS]), default=None)
+        best, most = None, -1
+        for host_id in hosts:
+            amount = self._seen(host_id, pool).get(by, 0)
+            if amount > most and self.host_fits(host_id, pool, need, spec.action_id):
+                best, most = host_id, amount
+        return best
 
     def _chunk_cost(self, host_id: HostId, action: Action, gpus: int) -> tuple[int, int, float]:
         spec = action.spec
@@ -157,7 +158,7 @@ def fixed_amounts(free: FreeResources, pool: str, demand: ResourceDemand, units:
     """
     elastic = elastic_of(demand)
     if elastic is None:
-        return least_of(demand)
+        return demand.least
     if api_of(elastic) is None:
         units = min(units, max((h.spec.resources[elastic] for h in free.hosts.get(pool, {}).values()), default=units))
     return granted(demand, demand[elastic].nearest(units))

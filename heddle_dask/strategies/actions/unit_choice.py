@@ -21,7 +21,6 @@ from heddle_dask.strategies.actions.free_resources import (
     fixed_amounts,
     granted,
     has_service,
-    least_of,
     pooled,
 )
 from heddle_dask.strategies.actions.signature_queues import SignatureQueues, Turn
@@ -108,10 +107,10 @@ class UnitChoice:
         spec = turn.action.spec
         elastic = elastic_of(spec.demand)
         if self.start_efficiency >= 1 or turn.overdue or elastic is None or _is_of_cluster(elastic):
-            return least_of(spec.demand)
+            return turn.action.least
         profile = self.durations.profile(spec)
         if profile is None:
-            return least_of(spec.demand)
+            return turn.action.least
         return fixed_amounts(free, spec.pool, spec.demand, _units_used_well(profile, self.start_efficiency))
 
     # -- the candidates of one scope ---------------------------------------------------------------------
@@ -196,7 +195,7 @@ class UnitChoice:
             host_id: view.free_chunks(host) for host_id, host in free.hosts[pool].items()
         }
         for number, each in enumerate(candidates):
-            gpus = least_of(each.action.spec.demand)[GPUS]
+            gpus = each.action.least[GPUS]
             if gpus and number not in sharing and each.action.spec.pool == pool:
                 left = chunks[each.host_id].take(gpus)
                 assert left is not None, each.host_id

@@ -55,11 +55,13 @@ class GrowthBook:
         domains = {n: DomainGrowth(self._ended.get(n, ()), self._cut.get(n, ())) for n in names}
         for number, engine in enumerate(engines):
             for trajectory in (*view.residents(engine), *view.reserved(engine)):
-                domain = domains.setdefault(trajectory.spec.domain, DomainGrowth())
-                growth, group = growth_so_far(trajectory), trajectory.spec.group_id
-                context = prompts.tokens_of(trajectory, engines) if not growth else trajectory.context_tokens
+                spec, growth = trajectory.spec, growth_so_far(trajectory)
+                domain = domains.get(spec.domain)
+                if domain is None:
+                    domain = domains[spec.domain] = DomainGrowth()
+                context = trajectory.context_tokens if growth else prompts.tokens_of(trajectory, engines)
                 live = domain.live if view.is_own(trajectory) else domain.others
-                live.append(GrowingContext(growth, float(context), number, group))
+                live.append(GrowingContext(growth, float(context), number, spec.group_id))
         return domains
 
 
