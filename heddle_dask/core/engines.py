@@ -13,6 +13,8 @@ resident and no move, and from which no queued step will fetch its context, is d
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from heddle_dask.core import events as ev
 from heddle_dask.core import guards
 from heddle_dask.core.commands import Command, DeployEngines, DropContext, PlanDegrees, ReleaseEngine
@@ -152,26 +154,17 @@ class Deployments:
         return [DeployEngines(request.request_id, plan.tp_degrees)]
 
 
+@dataclass(slots=True, eq=False)
 class EngineMembership:
     """The controller's handler of engines."""
 
-    def __init__(
-        self,
-        state: State,
-        runs: StrategyTable,
-        placements: Placements,
-        held: HeldSteps,
-        moves: Migrations,
-        drains: Drains,
-        updates: WeightUpdates,
-    ) -> None:
-        self.state = state
-        self.runs = runs
-        self.held = held
-        self.drains = drains
-        self.placements = placements
-        self.moves = moves
-        self.updates = updates
+    state: State
+    runs: StrategyTable
+    placements: Placements
+    held: HeldSteps
+    moves: Migrations
+    drains: Drains
+    updates: WeightUpdates
 
     def joined(self, event: ev.EngineJoined) -> list[Command]:
         """An engine joins; it takes steps unless its weights are behind."""

@@ -27,9 +27,9 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.workloads.planned import PlannedStep, PlannedTrajectory
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadParameters:
-    """All numbers behind one synthetic workload; docs/workloads.md has the origin of each.
+    """All numbers behind one synthetic workload: the defaults of all named ones, and its own (docs/workloads.md).
 
     Attributes
     ----------
@@ -59,15 +59,15 @@ class WorkloadParameters:
 
     name: str
     output_median_tokens: int
-    prompt_log_sd: float
-    sample_log_sd: float
-    tail_share: float
-    tail_exponent: float
+    prompt_log_sd: float = 0.5
+    sample_log_sd: float = 0.7
+    tail_share: float = 0.05
+    tail_exponent: float = 1.5
     steps_median: float
     steps_max: int
-    steps_elasticity: float
-    steps_log_sd: float
-    step_variation: float
+    steps_elasticity: float = 0.65
+    steps_log_sd: float = 0.55
+    step_variation: float = 0.9
     prompt_mean_tokens: int
     prompt_tokens_log_sd: float
     tool_mean_s: float
@@ -94,15 +94,8 @@ WORKLOADS: Mapping[str, WorkloadParameters] = MappingProxyType(
         "coding": WorkloadParameters(
             name="coding",
             output_median_tokens=5_000,
-            prompt_log_sd=0.5,
-            sample_log_sd=0.7,
-            tail_share=0.05,
-            tail_exponent=1.5,
             steps_median=5.0,
             steps_max=50,
-            steps_elasticity=0.65,
-            steps_log_sd=0.55,
-            step_variation=0.9,
             prompt_mean_tokens=900,
             prompt_tokens_log_sd=0.4,
             tool_mean_s=0.44,
@@ -114,15 +107,8 @@ WORKLOADS: Mapping[str, WorkloadParameters] = MappingProxyType(
         "search": WorkloadParameters(
             name="search",
             output_median_tokens=1_600,
-            prompt_log_sd=0.5,
-            sample_log_sd=0.7,
-            tail_share=0.05,
-            tail_exponent=1.5,
             steps_median=8.0,
             steps_max=30,
-            steps_elasticity=0.65,
-            steps_log_sd=0.55,
-            step_variation=0.9,
             prompt_mean_tokens=300,
             prompt_tokens_log_sd=0.2,
             tool_mean_s=1.42,
@@ -134,15 +120,8 @@ WORKLOADS: Mapping[str, WorkloadParameters] = MappingProxyType(
         "math": WorkloadParameters(
             name="math",
             output_median_tokens=5_000,
-            prompt_log_sd=0.5,
-            sample_log_sd=0.7,
-            tail_share=0.05,
-            tail_exponent=1.5,
             steps_median=4.0,
             steps_max=16,
-            steps_elasticity=0.65,
-            steps_log_sd=0.55,
-            step_variation=0.9,
             prompt_mean_tokens=350,
             prompt_tokens_log_sd=0.3,
             tool_mean_s=0.05,
