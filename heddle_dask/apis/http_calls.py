@@ -31,6 +31,7 @@ class HttpAnswer:
     text: str
 
     def json(self) -> Any:
+        """The body as JSON."""
         return json.loads(self.text)
 
 

@@ -53,6 +53,7 @@ class FunctionReward:
         _check_limit(self.timeout_s)
 
     async def of(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:
+        """See `GivenReward`."""
         label = getattr(self.function, "__name__", "reward")
         value = await ctx.call(self.function, task, transcript, needs=self.needs, label=label, timeout_s=self.timeout_s)
         return Reward.of(value)
@@ -94,6 +95,7 @@ class HttpReward:
         return Needs(api={self.api: 1}) if self.api else Needs(cpus=0)
 
     async def of(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:
+        """See `GivenReward`."""
         sent = {"task_id": task.task_id, "prompt": task.prompt, "payload": dict(task.payload)}
         answer = await ctx.call(
             http_call,
@@ -133,9 +135,11 @@ class ServiceReward:
 
     @property
     def needs(self) -> Needs:
+        """Its service."""
         return Needs(service=self.service)
 
     async def of(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:
+        """See `GivenReward`."""
         given = transcript.text if self.as_text else transcript.token_ids
         (score,) = await ctx.score(self.service, [given], timeout_s=self.timeout_s)
         return score

@@ -162,6 +162,7 @@ class Trajectory:
 
     @property
     def trajectory_id(self) -> TrajectoryId:
+        """Shorthand for ``spec.trajectory_id``."""
         return self.spec.trajectory_id
 
     @property
@@ -173,6 +174,7 @@ class Trajectory:
 
     @property
     def actions_open(self) -> int:
+        """Number of actions that it waits for."""
         return len(self.open_labels)
 
     def remaining_tokens(self, quantile: Quantile = "median") -> float | None:
@@ -229,6 +231,7 @@ class Trajectory:
         self.prediction = prediction
 
     def take_action(self, label: str, seconds: float, ok: bool, at: float) -> None:
+        """Count a finished action."""
         self.actions_done.append((label, seconds, ok))
         self.tools_s += seconds
         self.resting_tools_s += max(0.0, at - max(self.tools_until, at - seconds))
@@ -343,6 +346,7 @@ class Engine:
 
     @property
     def engine_id(self) -> EngineId:
+        """Shorthand for ``spec.engine_id``."""
         return self.spec.engine_id
 
     def has_no_work(self, at: float) -> bool:
@@ -491,6 +495,7 @@ class Host:
 
     @property
     def free_cpus(self) -> int:
+        """CPUs that no running action uses."""
         return self.free.get(CPUS, 0)
 
     def fits(self, resources: Resources) -> bool:
@@ -504,6 +509,7 @@ class Host:
                 self.free[name] = self.free.get(name, 0) - amount
 
     def give_back(self, resources: Resources) -> None:
+        """The inverse of `take`."""
         for name, amount in resources:
             if api_of(name) is None and name != GPUS:
                 self.free[name] = self.free.get(name, 0) + amount

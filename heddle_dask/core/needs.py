@@ -65,6 +65,7 @@ class Needs:
                 raise BadInput(f"needs: {name} is {text!r}: use a text")
 
     def demand(self) -> ResourceDemand:
+        """The amounts by resource."""
         if not isinstance(self.api, Mapping) or not all(isinstance(name, str) and name for name in self.api):
             raise BadInput(f"needs: api is {self.api!r}: use a mapping such as {{'search': 1}}")
         remote = bool(self.api) or bool(self.service) or self.gpus != 0

@@ -258,6 +258,7 @@ class HostDescription:
 
     @property
     def cpus(self) -> int:
+        """Its CPUs."""
         return self.resources[CPUS]
 
 

@@ -45,6 +45,7 @@ class ClusterView:
         return self._state.engines[engine_id]
 
     def trajectory(self, trajectory_id: TrajectoryId) -> Trajectory:
+        """The trajectory of that id."""
         return self._state.trajectories[trajectory_id]
 
     def residents(self, engine: Engine) -> list[Trajectory]:
@@ -202,6 +203,7 @@ class ClusterView:
         return len(engine.inflight)
 
     def is_own(self, trajectory: Trajectory) -> bool:
+        """Whether the trajectory is of the run that looks."""
         return True
 
     @property

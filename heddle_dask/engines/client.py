@@ -122,6 +122,7 @@ class EngineClient(EngineConnection):
 
     @property
     def is_updating(self) -> bool:
+        """Whether a change of weights is under way."""
         return self._updates.is_updating
 
     async def install_weights(

@@ -74,6 +74,7 @@ class EngineOptions:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
+        """The options that engines of the kind have."""
         return tuple(field.name for field in fields(cls))
 
     @classmethod

@@ -163,6 +163,7 @@ class ToolAgent:
         self._system, self._reply_tokens = system, reply_tokens
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
+        """The tasks of its function."""
         if self._tasks is None:
             raise BadInput(f"environment {self.name!r} draws no tasks: give ToolAgent its tasks, or the run a list")
         return self._tasks(count, seed)

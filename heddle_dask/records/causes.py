@@ -55,9 +55,11 @@ class CauseCount:
 
     @property
     def title(self) -> str:
+        """Status and cause in words."""
         return f"{self.status} by {self.cause}" if self.cause else self.status
 
     def as_json(self) -> dict[str, Any]:
+        """JSON-able form."""
         return asdict(self)
 
 

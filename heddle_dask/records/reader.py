@@ -103,6 +103,7 @@ class RunReader:
 
     @property
     def metadata(self) -> dict[str, Any]:
+        """Metadata of the run: environment, model, strategy, seed, versions and more."""
         metadata: Any = self._group.attrs["metadata"]
         return dict(metadata)
 

@@ -165,10 +165,12 @@ class TokenRecord:
 
     @property
     def token_ids(self) -> npt.NDArray[np.int32]:
+        """All token ids, in order."""
         return _read_only(self._ids[: self._length])
 
     @property
     def attribution(self) -> npt.NDArray[np.uint8]:
+        """`Attribution` of each token."""
         return _read_only(self._attribution[: self._length])
 
     @property

@@ -37,6 +37,7 @@ class EmulatedOptions(EngineOptions):
         self._check_positive("time_scale")
 
     def with_cost(self, cost: Mapping[str, Any]) -> Self:
+        """The same options with another cost."""
         return replace(self, cost=cost)
 
 

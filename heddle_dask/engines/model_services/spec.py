@@ -165,6 +165,7 @@ class ServiceSpec:
         return frozenset({"score"} if scores else {"logprobs"})
 
     def declared(self) -> ModelService:
+        """What the controller is told."""
         return ModelService(
             self.name,
             tuple(self.gpus),

@@ -86,11 +86,13 @@ class SandboxSpec:
                 raise BadInput(f"sandbox: {name} is {value!r}: use a whole number above 0")
 
     def to_plain(self) -> dict[str, Any]:
+        """As plain values."""
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         return {**plain, "files": dict(self.files), "setup": list(self.setup)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> SandboxSpec:
+        """The inverse of `to_plain`."""
         return cls(**{**plain, "setup": tuple(plain["setup"])})
 
 
