@@ -130,8 +130,9 @@ async def cluster_client(cluster: SupervisedCluster, logs: Path) -> AsyncIterato
             raise
         where = "" if "(log: " in str(error) else f" (logs: {logs})"
         raise BadInput(f"{error}{where}{_engine_log_tail(logs)}") from None
-    except RuntimeError as error:
-        if not isinstance(error.__cause__, ClusterProcessFailed):
+    except (ClusterProcessFailed, RuntimeError) as error:
+        # Dask wraps that of a scheduler, not that of a worker.
+        if not isinstance(error, ClusterProcessFailed) and not isinstance(error.__cause__, ClusterProcessFailed):
             raise
         raise BadInput(f"{error} (logs: {logs})") from None
     finally:

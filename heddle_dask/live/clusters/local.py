@@ -44,7 +44,8 @@ from heddle_dask.live.wire.messages import (
 )
 from heddle_dask.live.wire.transport import ask_over
 
-START_TIMEOUT_S = 60.0
+# A busy machine takes its time; a process that ends is noticed at once.
+START_TIMEOUT_S = 180.0
 
 _SCHEDULER_ENV = {
     **QUICK_LOOP,

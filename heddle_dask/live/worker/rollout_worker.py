@@ -79,7 +79,7 @@ from heddle_dask.live.worker.called_off_steps import NOT_BEGUN, CalledOffSteps
 from heddle_dask.live.worker.context_cache import CachedContext, ContextCache
 from heddle_dask.live.worker.context_mover import ContextMover
 from heddle_dask.live.worker.engine_description import described_engine
-from heddle_dask.live.worker.engine_host import EngineHost, Watch, visible_gpus
+from heddle_dask.live.worker.engine_host import EXIT_NOTICED_S, EngineHost, Watch, visible_gpus
 from heddle_dask.live.worker.own_gpus import node_name
 from heddle_dask.live.worker.reply_reading import read_by_engine
 from heddle_dask.live.worker.weight_keeper import WeightKeeper
@@ -87,6 +87,8 @@ from heddle_dask.live.worker.weight_keeper import WeightKeeper
 PLUGIN_NAME = ENGINE_PLUGIN
 # A step's start is reported this much later: the request to the engine goes first.
 REPORT_START_AFTER_S = 0.005
+# A step whose engine does not answer waits so long for word that the engine is lost.
+LOSS_NOTICED_S = 2 * EXIT_NOTICED_S
 # Of this process, whatever plugin counts: a driver may replace the one of a preload, and an engine id names one start.
 _INCARNATIONS = itertools.count(1)
 
@@ -130,6 +132,7 @@ class RolloutWorker(WorkerPlugin):
         self.worker: Worker | None = None
         self._reports: dict[Key, ResultReport] = {}
         self._client: EngineClient | None = None
+        self._gone = asyncio.Event()  # the engine of `_client` is lost
 
     async def setup(self, worker: Worker) -> None:
         """Start the engine in the background: a worker must not seem dead while weights load."""
@@ -247,11 +250,12 @@ class RolloutWorker(WorkerPlugin):
         assert self.worker is not None
         host, self._host = self._host, None
         self.engine_id, self._client = "", None
+        self._gone.set()
         await host.stop()
         await dask.publish_resource(self.worker, SLOT_RESOURCE, 0)
 
     def _on_ready(self, client: EngineClient, info: EngineInfo) -> None:
-        self._client = client
+        self._client, self._gone = client, asyncio.Event()
         assert self.worker is not None
         self.engine_id = f"{self.worker.name}/{os.getpid()}-{next(_INCARNATIONS)}"
         self._background.start(self._announce(info))
@@ -274,6 +278,7 @@ class RolloutWorker(WorkerPlugin):
         self._send(Report("", EngineLost(UNSTAMPED, EngineId(self.engine_id), reason, stranded=False)))
         self.engine_id = ""
         self._client = None
+        self._gone.set()
 
     # -- steps -------------------------------------------------------------------------------------
 
@@ -282,7 +287,7 @@ class RolloutWorker(WorkerPlugin):
         started_s = time.perf_counter()
         assert self.worker is not None
         placement = StepPlacement.from_wire(dask.task_annotation(self.worker, call.key))
-        engine_id, client = placement.engine_id, self._client
+        engine_id, client, gone = placement.engine_id, self._client, self._gone
         if client is None or engine_id != self.engine_id:
             return self._failed(call, engine_id, "engine-lost", "the engine is gone")
         context = await self._mover.context_for(call, placement.source)
@@ -299,6 +304,9 @@ class RolloutWorker(WorkerPlugin):
                 result = replace(result, finish_reason="abort")
             read = await read_by_engine(client, call, context, result)
         except EngineUnreachable as error:
+            # The scheduler hears of the engine's loss first: a step that is asked again before that would come back.
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(gone.wait(), LOSS_NOTICED_S)
             return self._failed(call, engine_id, "engine-lost", str(error))
         except EngineRefused as error:
             return self._failed(call, engine_id, "refused", str(error))
