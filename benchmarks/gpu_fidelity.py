@@ -42,6 +42,15 @@ class BesideRow:
     ratio: float
 
 
+@dataclass(frozen=True, slots=True)
+class SeedRow:
+    """An arm simulated with one draw of the trajectories."""
+
+    arm: str
+    seed: int
+    simulated_s: float
+
+
 def live_makespans(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[float, ...]]:
     """Live makespans by arm, without those of routers."""
     found: dict[str, tuple[float, ...]] = {}
@@ -66,54 +75,113 @@ def arm_then(text: str) -> Arm:
     return arm
 
 
-def simulated_beside(rows: Sequence[Mapping[str, Any]], table: MeasuredTable) -> list[BesideRow]:
-    """Simulate every arm of the rows once, on engines of the table.
+@dataclass(frozen=True, slots=True)
+class GpuReplay:
+    """Setup of live runs, to be simulated on engines of a measured table.
 
-    Raises
-    ------
-    BadInput
-        The rows are of several workloads, seeds or fleets, or of another number of engines than the table.
+    Attributes
+    ----------
+    workload
+        Trajectories, and the seed that draws them.
+    context
+        Longest context of an engine.
     """
-    setups = {tuple(row[key] for key in _SETUP) for row in rows}
-    if len(setups) != 1:
-        raise BadInput(f"--live has rows of {len(setups)} workloads, seeds or fleets: give those of one")
-    trace, tasks, token_scale, tool_scale, seed, engines, slots, context = setups.pop()
-    if engines != table.engines:
-        raise BadInput(
-            f"--table is of {table.engines} engines at once, the rows are of {engines}: give a table of these"
+
+    workload: Workload
+    context: int
+    fleet: SimulatedFleet
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[str, Any]], table: MeasuredTable) -> GpuReplay:
+        """The setup of these rows.
+
+        Raises
+        ------
+        BadInput
+            The rows are of several workloads, seeds or fleets, or of another number of engines than the table.
+        """
+        setups = {tuple(row[key] for key in _SETUP) for row in rows}
+        if len(setups) != 1:
+            raise BadInput(f"--live has rows of {len(setups)} workloads, seeds or fleets: give those of one")
+        trace, tasks, token_scale, tool_scale, seed, engines, slots, context = setups.pop()
+        if engines != table.engines:
+            raise BadInput(
+                f"--table is of {table.engines} engines at once, the rows are of {engines}: give a table of these"
+            )
+        fit = fit_table(table)
+        cost = fit.cost.for_contexts(context)
+        delays = delays_of(None, tasks)
+        delays = replace(delays.with_request(fit.request_s), slot_s=delays.slot_s + fit.request_s)
+        described = (
+            EngineDescription(EngineId(f"engine-{number}"), slots, context, kv_capacity_tokens=cost.capacity_tokens)
+            for number in range(engines)
         )
-    fit = fit_table(table)
-    cost = fit.cost.for_contexts(context)
-    delays = delays_of(None, tasks)
-    delays = replace(delays.with_request(fit.request_s), slot_s=delays.slot_s + fit.request_s)
-    described = (
-        EngineDescription(EngineId(f"engine-{number}"), slots, context, kv_capacity_tokens=cost.capacity_tokens)
-        for number in range(engines)
-    )
-    fleet = SimulatedFleet(tuple((each, cost) for each in described), delays=delays, believed={1: cost})
-    planned, others = Workload(Path(trace), tasks, token_scale, tool_scale, seed).planned(context)
-    beside = []
-    for name, live_s in live_makespans(rows).items():
-        arm = arm_then(name)
-        simulated_s = simulate(arm.preset, arm.overrides, fleet, planned, seed=seed, warm=others).makespan_s
-        beside.append(BesideRow(name, live_s, round(simulated_s, 2), round(simulated_s / fmean(live_s), 3)))
+        fleet = SimulatedFleet(tuple((each, cost) for each in described), delays=delays, believed={1: cost})
+        return cls(Workload(Path(trace), tasks, token_scale, tool_scale, seed), context, fleet)
+
+    def makespans(self, arms: Iterable[Arm]) -> list[float]:
+        """Simulated makespan of each arm."""
+        planned, others = self.workload.planned(self.context)
+        seed = self.workload.seed
+        runs = (simulate(arm.preset, arm.overrides, self.fleet, planned, seed=seed, warm=others) for arm in arms)
+        return [round(run.makespan_s, 2) for run in runs]
+
+
+def simulated_beside(rows: Sequence[Mapping[str, Any]], table: MeasuredTable) -> list[BesideRow]:
+    """Simulate every arm of the rows once, on engines of the table."""
+    replayed, lived = GpuReplay.of(rows, table), live_makespans(rows)
+    simulated = replayed.makespans(arm_then(name) for name in lived)
+    beside = [
+        BesideRow(name, live_s, simulated_s, round(simulated_s / fmean(live_s), 3))
+        for (name, live_s), simulated_s in zip(lived.items(), simulated, strict=True)
+    ]
     return sorted(beside, key=lambda row: fmean(row.live_s))
+
+
+def simulated_seeds(
+    rows: Sequence[Mapping[str, Any]], table: MeasuredTable, arms: Sequence[str], seeds: Iterable[int]
+) -> list[SeedRow]:
+    """Simulate other arms, as they are now, with other draws of the same workload."""
+    replayed = GpuReplay.of(rows, table)
+    found = []
+    for seed in seeds:
+        drawn = replace(replayed, workload=replace(replayed.workload, seed=seed))
+        makespans = drawn.makespans(map(Arm.parse, arms))
+        found += [SeedRow(arm, seed, simulated_s) for arm, simulated_s in zip(arms, makespans, strict=True)]
+    return found
+
+
+def _keep(rows: Sequence[BesideRow | SeedRow], out: Path | None) -> None:
+    if out is not None:
+        out.write_text("".join(f"{json.dumps(asdict(row))}\n" for row in rows), encoding="utf-8")
 
 
 @click.command("gpu-fidelity")
 @click.option("--live", type=click.Path(path_type=Path, exists=True), required=True, help="Rows of live runs.")
 @click.option("--table", type=str, required=True, help="Measured table of one of the busy engines.")
 @click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="JSON lines, a row an arm.")
+@click.option("--arm", "arms", multiple=True, help="Simulate these arms in place of the live ones, as they are now.")
+@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="With --arm: from --seed on.")
 @shared_options
-def gpu_fidelity(live: Path, table: str, out: Path | None, as_json: bool, seed: int) -> None:
-    """Makespans of live runs on GPUs beside simulated ones, arm by arm."""
-    rows = simulated_beside([json.loads(line) for line in live.read_text().splitlines()], MeasuredTable.load(table))
+def gpu_fidelity(
+    live: Path, table: str, out: Path | None, arms: tuple[str, ...], seeds: int, as_json: bool, seed: int
+) -> None:
+    """Makespans of live runs on GPUs beside simulated ones, arm by arm; or of other arms and seeds, simulated."""
+    lived = [json.loads(line) for line in live.read_text().splitlines()]
+    if arms:
+        drawn = simulated_seeds(lived, MeasuredTable.load(table), arms, range(seed, seed + seeds))
+        for each in drawn:
+            click.echo(f"{each.arm}, seed {each.seed}: simulated {each.simulated_s:.1f} s", err=as_json)
+        _keep(drawn, out)
+        if as_json:
+            click.echo(json.dumps({"rows": [asdict(each) for each in drawn]}))
+        return
+    rows = simulated_beside(lived, MeasuredTable.load(table))
     for row in rows:
-        lived = ", ".join(f"{seconds:.1f}" for seconds in row.live_s)
-        click.echo(f"{row.arm}: live {lived} s, simulated {row.simulated_s:.1f} s ({row.ratio:.2f})", err=as_json)
+        times = ", ".join(f"{seconds:.1f}" for seconds in row.live_s)
+        click.echo(f"{row.arm}: live {times} s, simulated {row.simulated_s:.1f} s ({row.ratio:.2f})", err=as_json)
     order = "the same order" if same_ranking(rows) else "another order"
     click.echo(f"simulated makespans have {order}", err=as_json)
-    if out is not None:
-        out.write_text("".join(f"{json.dumps(asdict(row))}\n" for row in rows), encoding="utf-8")
+    _keep(rows, out)
     if as_json:
         click.echo(json.dumps({"rows": [asdict(row) for row in rows], "same_ranking": same_ranking(rows)}))

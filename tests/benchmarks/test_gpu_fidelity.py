@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from benchmarks.gpu_fidelity import BesideRow, arm_then, live_makespans, same_ranking, simulated_beside
+from benchmarks.gpu_fidelity import BesideRow, arm_then, live_makespans, same_ranking, simulated_beside, simulated_seeds
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.measured import MeasuredTable
 
@@ -50,3 +50,13 @@ def test_it_refuses_rows_of_another_fleet_than_the_table() -> None:
         simulated_beside(rows, table)
     with pytest.raises(BadInput, match="of 2 workloads"):
         simulated_beside([rows[0], {**rows[1], "seed": 9}], replace(table, engines=1))
+
+
+def test_other_arms_and_draws_are_simulated_on_the_same_engines() -> None:
+    rows = [{**row, "tasks": 16} for row in lines("2026-11-26-first/pair-rows.jsonl")]
+    table = MeasuredTable.load(FOLDER / "2026-11-26-first" / "call3-pair-table.json")
+    found = simulated_seeds(rows, table, ["sticky-forecast", "cache-aware"], range(40, 42))
+    assert [(row.arm, row.seed) for row in found] == [
+        (a, s) for s in (40, 41) for a in ("sticky-forecast", "cache-aware")
+    ]
+    assert all(row.simulated_s > 0 for row in found)
