@@ -398,7 +398,7 @@ class Action:
         The only host that may run it, because its sandbox is there; None: every host of its pool. It may change while
         the action waits, when that host drains or is lost.
     least
-        `ResourceDemand.least`, computed once.
+        ``ResourceDemand.least``, computed once.
     """
 
     spec: ActionRequest
