@@ -22,6 +22,7 @@ from heddle_dask.environments.base import ActionFailed, Context, Task
 from heddle_dask.live.driver.connection.long_payloads import LONG_PAYLOAD_BYTES
 from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.wire.driver_messages import SubmitTasks
 
 pytestmark = [pytest.mark.cluster]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -63,14 +64,14 @@ def watches() -> tuple[Any, Any]:
 
     def watch(dask_scheduler: Any) -> None:
         dask_scheduler.heddle_test_largest = 0
-        handle = dask_scheduler.stream_handlers["heddle-submit-tasks"]
+        handle = dask_scheduler.stream_handlers[SubmitTasks.op]
 
         def submit(**message: Any) -> None:
             sizes = [len(task["run"]) for task in message["tasks"]]
             dask_scheduler.heddle_test_largest = max(dask_scheduler.heddle_test_largest, *sizes)
             handle(**message)
 
-        dask_scheduler.stream_handlers["heddle-submit-tasks"] = submit
+        dask_scheduler.stream_handlers[SubmitTasks.op] = submit
 
     def largest(dask_scheduler: Any) -> int:
         return int(dask_scheduler.heddle_test_largest)
