@@ -165,6 +165,8 @@ class EngineProcess:
         turn = CompileTurn(command.compiled_as)
         try:
             await turn.begin(min(WAIT_S, timeout_s / 2), lambda: self._tell("waiting for another engine to compile"))
+            if self._phase:  # it waits no longer, and its log says nothing yet
+                self._tell("starting")
             self._supervised.launch()
             async with EngineClient(self._address, self._kind.dialect, question_timeout_s=2.0) as client:
                 await self._until_ready(client, deadline, timeout_s, turn)

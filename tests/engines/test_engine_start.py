@@ -115,6 +115,7 @@ def test_the_second_engine_starts_when_the_first_has_compiled_or_died(
             assert sum("compiling" in each for each in told[1:]) == 1, "one of the two has the turn"
             (model / "compiled").touch()
             await asyncio.gather(*starts[1:])
+            assert all(each[-1] != "waiting for another engine to compile" for each in told[1:])
         finally:
             for start in starts:
                 start.cancel()
