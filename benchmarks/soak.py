@@ -18,12 +18,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from statistics import linear_regression
+from typing import Any, ClassVar
 
 import psutil
 from distributed import Client
 
-from benchmarks.process_usage import usage, victims
+from benchmarks.process_usage import KINDS, usage, victims
 from benchmarks.row_file import Row
 from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.engines.emulated.options import EmulatedOptions
@@ -40,6 +41,8 @@ _TOOL_WORKERS = 2
 _BATCH_S = 60.0
 _SAMPLES = 60
 _LEAST_INTERVAL_S = 5.0
+_MEMORY_BATCH, _MEMORY_BATCH_S = 1000, 2.0
+_FLAT_AFTER = 10_000
 _SETTLE_S = 10.0
 # Faults are frequent here: a trajectory may meet several, and must survive them.
 _RETRIES = RetryPolicy(max_losses=50, max_action_attempts=50)
@@ -74,6 +77,22 @@ class SoakPlan:
         return max(_LEAST_INTERVAL_S, self.minutes * 60 / _SAMPLES)
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """Trajectories in one session as fast as they go, a thousand at a time, with a look after each; without kills."""
+
+    trajectories: int
+    engines: int
+    seed: int
+    kill_every_s: float = 0.0
+    interval_s: ClassVar[None] = None
+
+    @property
+    def batches(self) -> list[tuple[int, float]]:
+        """As of `SoakPlan`."""
+        return [(min(_MEMORY_BATCH, left), _MEMORY_BATCH_S) for left in range(self.trajectories, 0, -_MEMORY_BATCH)]
+
+
 @dataclass(slots=True)
 class SoakReport:
     """What came of it.
@@ -88,7 +107,7 @@ class SoakReport:
         Processes that this one started and that run after its end, as command lines.
     """
 
-    plan: SoakPlan
+    plan: SoakPlan | MemoryPlan
     rows: list[Row] = field(default_factory=list)
     statuses: dict[str, int] = field(default_factory=dict)
     causes: CauseCounts = field(default_factory=CauseCounts)
@@ -106,11 +125,22 @@ class SoakReport:
         """Whether every trajectory completed and nothing is left behind."""
         return not self.missing and not self.left and set(self.statuses) <= {"completed"}
 
+    def growth_mib(self) -> dict[str, float]:
+        """MiB by kind of process per 1,000 trajectories after the first 10,000, by least squares."""
+        late = [row for row in self.rows if row["trajectories"] >= _FLAT_AFTER]
+        if len(late) < 2:
+            return {}
+        thousands = [row["trajectories"] / 1000 for row in late]
+        return {
+            kind: round(linear_regression(thousands, [row["rss_mib"][kind] for row in late]).slope, 3) for kind in KINDS
+        }
+
     def as_json(self) -> dict[str, Any]:
         """JSON-able form."""
         return {
             **asdict(self.plan),
             "rows": self.rows,
+            "growth_mib_per_1000": self.growth_mib(),
             "trajectories": self.trajectories,
             "completed": self.statuses.get("completed", 0),
             "lost": self.statuses.get("lost", 0) + self.missing,
@@ -159,7 +189,7 @@ class SoakAgent:
         return 1.0
 
 
-async def soak(plan: SoakPlan, model: str, out: Path | None, on_row: Callable[[Row], None]) -> SoakReport:
+async def soak(plan: SoakPlan | MemoryPlan, model: str, out: Path | None, on_row: Callable[[Row], None]) -> SoakReport:
     """Run the plan to its end.
 
     Parameters
@@ -176,7 +206,9 @@ async def soak(plan: SoakPlan, model: str, out: Path | None, on_row: Callable[[R
     return report
 
 
-async def _run(plan: SoakPlan, model: str, out: Path, report: SoakReport, on_row: Callable[[Row], None]) -> None:
+async def _run(
+    plan: SoakPlan | MemoryPlan, model: str, out: Path, report: SoakReport, on_row: Callable[[Row], None]
+) -> None:
     agent = SoakAgent(plan.seed)
     spec = EngineSpec(
         "emulated", model, slots=16, max_model_len=4096, options=EmulatedOptions({"seconds_per_token": 0.005})
@@ -205,7 +237,10 @@ async def _run(plan: SoakPlan, model: str, out: Path, report: SoakReport, on_row
                     report.statuses[record.status] = report.statuses.get(record.status, 0) + 1
                     report.causes.add(Ended(record.trajectory_id, record.status, record.cause, record.detail))
                 report.missing += count - (report.trajectories - before)
-        look()
+                if plan.interval_s is None:
+                    look()
+        if plan.interval_s is not None:
+            look()
 
 
 @contextlib.asynccontextmanager
@@ -222,10 +257,11 @@ async def _beside(*coroutines: Any) -> AsyncIterator[None]:
                 raise ended
 
 
-async def _watch(look: Callable[[], None], interval_s: float) -> None:
-    while True:
-        look()
+async def _watch(look: Callable[[], None], interval_s: float | None) -> None:
+    look()
+    while interval_s is not None:
         await asyncio.sleep(interval_s)
+        look()
 
 
 def _look(report: SoakReport, began_s: float, on_row: Callable[[Row], None]) -> None:
@@ -235,7 +271,7 @@ def _look(report: SoakReport, began_s: float, on_row: Callable[[Row], None]) -> 
     on_row(row)
 
 
-async def _kill_at_random(plan: SoakPlan, report: SoakReport) -> None:
+async def _kill_at_random(plan: SoakPlan | MemoryPlan, report: SoakReport) -> None:
     """End one engine or worker at a time with SIGKILL, at times drawn from the seed, once trajectories have ended.
 
     An engine that is killed while it starts for the first time counts as one that cannot start.

@@ -26,6 +26,12 @@ from heddle_dask.core.errors import BadInput
     show_default=True,
     help="Mean seconds between kills of an engine, a rollout or a tool worker; 0: none.",
 )
+@click.option(
+    "--memory",
+    type=COUNT,
+    default=None,
+    help="Instead: so many trajectories in one session, without kills; a look after each 1,000.",
+)
 @click.option("--model", default=None, help="Directory with a tokenizer [default: the shipped tiny-agent].")
 @click.option(
     "--out",
@@ -48,6 +54,7 @@ def soak(
     engines: int,
     trajectories_per_minute: int,
     kill_every_s: float,
+    memory: int | None,
     model: str | None,
     out: Path | None,
     faults: tuple[str, ...],
@@ -61,7 +68,7 @@ def soak(
     """
     if faults:
         ctx.exit(_under_faults(NAMES if "all" in faults else faults, out, as_json))
-    from benchmarks.soak import HEADER, SoakPlan, table_line
+    from benchmarks.soak import HEADER, MemoryPlan, SoakPlan, table_line
     from benchmarks.soak import soak as run_soak
     from heddle_dask.cli.engine_option import chosen_model
     from heddle_dask.cli.stored_run import check_out
@@ -70,7 +77,11 @@ def soak(
     if out is not None:
         check_out(out, "create")
     directory = chosen_model(model, "emulated")
-    plan = SoakPlan(minutes, engines, trajectories_per_minute, kill_every_s, seed)
+    plan = (
+        SoakPlan(minutes, engines, trajectories_per_minute, kill_every_s, seed)
+        if memory is None
+        else MemoryPlan(memory, engines, seed)
+    )
     collect_seldom()
     click.echo(HEADER, err=as_json)
     report = uvloop.run(run_soak(plan, directory, out, lambda row: click.echo(table_line(row), err=as_json)))
@@ -81,6 +92,8 @@ def soak(
         f"{result['lost']} lost; killed: {kills}",
         err=as_json,
     )
+    for kind, mib in report.growth_mib().items():
+        click.echo(f"{kind}: {mib:.2f} MiB for each 1,000 trajectories after the first 10,000", err=as_json)
     for row in report.causes.rows():
         click.echo(f"{row.count} {row.title}, first {row.first_trajectory}: {row.first_message}", err=as_json)
     for line in report.left:

@@ -183,6 +183,12 @@ class TenthFails(Fault):
     span_s = 90.0
     after = 2.0
 
+    @contextlib.contextmanager
+    def around(self, place: FaultPlace) -> Iterator[None]:
+        """Their tools wait, and need no core of their own."""
+        place.options += ["--tool-cpus", "16"]
+        yield
+
 
 FAULTS: dict[str, type[Fault]] = {
     "none": Fault,

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.process_usage import KINDS
-from benchmarks.soak import KILLED, SoakPlan, SoakReport
+from benchmarks.soak import KILLED, MemoryPlan, SoakPlan, SoakReport
 
 MARK = "HEDDLE_TEST_MARK"
 
@@ -21,6 +21,15 @@ def test_batches_start_their_trajectories_over_the_minutes() -> None:
     assert SoakPlan(2.5, 1, 100, 0, 0).batches == [(100, 60.0), (100, 60.0), (50, 30.0)]
     assert SoakPlan(0.1, 1, 100, 0, 0).batches == [(10, 6.0)]
     assert SoakPlan(1, 1, 100, 0, 0).interval_s == 5.0 and SoakPlan(30, 1, 100, 0, 0).interval_s == 30.0
+
+
+def test_growth_counts_after_the_first_ten_thousand_trajectories() -> None:
+    plan = MemoryPlan(12_500, 1, 0)
+    assert [count for count, _ in plan.batches] == [1000] * 12 + [500]
+    held = [(0, 100.0), (5_000, 300.0), (10_000, 310.0), (11_000, 310.5), (12_000, 311.0)]
+    rows = [{"trajectories": done, "rss_mib": dict.fromkeys(KINDS, mib)} for done, mib in held]
+    assert SoakReport(plan, rows=rows).growth_mib() == dict.fromkeys(KINDS, 0.5)
+    assert SoakReport(plan, rows=rows[:3]).growth_mib() == {}
 
 
 def test_a_soak_fails_when_something_is_lost_or_left() -> None:
