@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.plain_files import read_plain
+
+MOST_TOML_BYTES = 4 << 20
 
 
 def read_toml(path: Path, what: str) -> dict[str, Any]:
@@ -22,10 +25,10 @@ def read_toml(path: Path, what: str) -> dict[str, Any]:
     try:
         if path.exists() and not path.is_file():
             raise BadInput(f"{what} {str(path)!r} is no file")
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_plain(path, MOST_TOML_BYTES).decode())
     except OSError as error:
         raise BadInput(f"{what} {str(path)!r}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # bad syntax or coding
         raise BadInput(f"{what} {path} is no TOML: {error}") from None
 
 

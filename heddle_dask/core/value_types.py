@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from types import UnionType
-from typing import Any, Literal, NewType, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NewType, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from heddle_dask.core.errors import BadInput, GuardViolation, InvalidTransition, one_line_of
 
+T = TypeVar("T")
 MOST_S = 1e12
 """No time of a run is larger, in seconds (30,000 years): views can make nanoseconds of it."""
 
@@ -45,6 +46,12 @@ def check_types(value: object) -> None:
     """Raise `TypeError` for a dataclass or named tuple with a field of another type, also in fields of fields."""
     if not _is_of(value, type(value)):
         raise TypeError(f"a value of another type in {type(value).__name__}")
+
+
+def checked(value: T) -> T:
+    """The value, as `check_types` finds it."""
+    check_types(value)
+    return value
 
 
 _hints_of = cache(get_type_hints)

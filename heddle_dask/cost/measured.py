@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.plain_files import read_plain
 from heddle_dask.cost.hardware import LAUNCH_S, LAYER_S, SEQUENCE_S, ModelShape, all_reduce_s, check_degree
 from heddle_dask.cost.iteration import BLOCK_TOKENS
 
@@ -272,16 +273,12 @@ class MeasuredTable:
         """Read a shipped table by name, or a file."""
         name = str(name_or_path)
         try:
-            text = (
-                _shipped(name).read_text(encoding="utf-8")
-                if name in table_names()
-                else Path(name).read_text(encoding="utf-8")
-            )
-            content = json.loads(text)
+            shipped_one = name in table_names()
+            content = json.loads(_shipped(name).read_bytes() if shipped_one else read_plain(Path(name)))
         except OSError as error:
             shipped = f"; shipped are: {', '.join(table_names())}" if table_names() else ""
             raise BadInput(f"engine table {name}: {error.strerror}{shipped}") from None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise BadInput(f"engine table {name} is no JSON: {error}") from None
         if not isinstance(content, dict):
             raise BadInput(f"engine table {name} is no JSON object: write one with `heddle profile`")

@@ -33,6 +33,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterable
 
 MARK = "HEDDLE_ENGINE_MARK"
 RECORD_SUFFIX = ".watchdog.json"
@@ -170,6 +171,36 @@ def _reap() -> dict[int, int]:
         ended[pid] = status
 
 
+# ------------------------------------------------------------------------------ shared memory
+
+_SHARED_MEMORY = "/dev/shm"
+# Semaphores and shared memory as Python, PyTorch and NCCL name theirs; what programs name themselves may be data.
+_SHARED_NAMES = ("sem.mp-", "psm_", "torch_", "nccl-")
+
+
+def _shared_by(pids: Iterable[int]) -> set[str]:
+    """Names of the semaphores and the shared memory that processes have mapped."""
+    inodes = set()
+    for pid in pids:
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as file:
+            # A semaphore is mapped before it has its name.
+            inodes |= {int(line.split(maxsplit=5)[4]) for line in file if _SHARED_MEMORY in line}
+    try:
+        entries = [each for each in os.scandir(_SHARED_MEMORY) if each.name.startswith(_SHARED_NAMES)]
+    except OSError:
+        return set()
+    return {entry.name for entry in entries if entry.inode() in inodes}
+
+
+def _remove_shared(names: Iterable[str]) -> None:
+    """Remove what is left of them, and what no process uses: a tracker that was killed has not done so."""
+    left = {name for name in names if name.startswith(_SHARED_NAMES) and os.path.isfile(f"{_SHARED_MEMORY}/{name}")}
+    for name in left - _shared_by(_living() if left else ()):
+        if "/" not in name:
+            with contextlib.suppress(OSError):
+                os.unlink(f"{_SHARED_MEMORY}/{name}")
+
+
 # ------------------------------------------------------------------------------ records
 
 
@@ -197,14 +228,21 @@ def temporary_name(mark: str) -> str:
 
 
 def remove_files(records: str, mark: str) -> None:
-    """Remove the record, the socket and the temporary files of an engine that has ended."""
+    """Remove the record, the socket, the temporary files and the shared memory of an engine that has ended."""
+    with (
+        contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError),
+        open(os.path.join(records, record_name(mark)), encoding="utf-8") as file,
+    ):
+        _remove_shared(json.load(file)["shared"])
     shutil.rmtree(os.path.join(records, temporary_name(mark)), ignore_errors=True)
     for name in (record_name(mark), socket_name(mark)):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(records, name))
 
 
-def write_record(path: str, *, engine: int, mark: str, owner: int, owner_started: int) -> None:
+def write_record(
+    path: str, *, engine: int, mark: str, owner: int, owner_started: int, shared: Iterable[str] = ()
+) -> None:
     """Record a running engine, so that a later start can find it when its owner has died."""
     record = {
         "engine": engine,
@@ -214,6 +252,7 @@ def write_record(path: str, *, engine: int, mark: str, owner: int, owner_started
         "owner_started": owner_started,
         "boot_id": boot_id(),
         "host": os.uname().nodename,
+        "shared": sorted(shared),
     }
     with open(path + ".part", "w", encoding="utf-8") as file:
         json.dump(record, file)
@@ -240,6 +279,29 @@ def end_signal() -> signal.Signals:
     return signal.SIGINT if signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, ()) else signal.SIGTERM
 
 
+class _Record:
+    """Of a running engine, kept up to date with the shared memory that its processes use."""
+
+    def __init__(self, options: argparse.Namespace, engine: int) -> None:
+        self._options = options
+        self._engine = engine
+        self._shared: set[str] | None = None
+        self._pause_s, self._due_s = 0.5, 0.0
+
+    def keep(self) -> None:
+        """Look again if it is time: seldom later on."""
+        if time.monotonic() < self._due_s:
+            return
+        self._due_s, self._pause_s = time.monotonic() + self._pause_s, min(64.0, 4 * self._pause_s)
+        of = self._options
+        shared = _shared_by(_tree(self._engine, of.mark, os.getpid(), set()))
+        if shared != self._shared:
+            self._shared = shared
+            path = os.path.join(of.records, record_name(of.mark))
+            owner, started = of.owner, of.owner_started
+            write_record(path, engine=self._engine, mark=of.mark, owner=owner, owner_started=started, shared=shared)
+
+
 class _Alarm:
     """Signals as bytes in a pipe, so that one poll waits for everything."""
 
@@ -263,7 +325,9 @@ def _exit_code(status: int) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _watch(options: argparse.Namespace, alarm: _Alarm, child: int, session: int, upper: int) -> int:
+def _watch(
+    options: argparse.Namespace, alarm: _Alarm, child: int, session: int, upper: int, record: _Record | None = None
+) -> int:
     """Wait for the end of `child`, of the owner or of the process above; returns the exit code.
 
     `session` is the engine's session in the watchdog, 0 in the guard, which does not know it.
@@ -276,6 +340,8 @@ def _watch(options: argparse.Namespace, alarm: _Alarm, child: int, session: int,
     poll.register(alarm.read_fd, select.POLLIN)
     deadline = None
     while True:
+        if record is not None and deadline is None:
+            record.keep()
         # Without pidfds the owner's end shows in its start time; look once a second.
         timeout_s = 1.0 if deadline is None else max(0.0, deadline - time.monotonic())
         ready = {fd for fd, _ in poll.poll(int(1000 * min(timeout_s, 1.0)) + 1)}
@@ -344,15 +410,7 @@ def _run_watchdog(
     alarm = _Alarm()
     engine = _fork_engine(options, engine_argv, mask)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    path = os.path.join(options.records, record_name(options.mark))
-    write_record(
-        path,
-        engine=engine,
-        mark=options.mark,
-        owner=options.owner,
-        owner_started=options.owner_started,
-    )
-    return _watch(options, alarm, engine, engine, guard)
+    return _watch(options, alarm, engine, engine, guard, _Record(options, engine))
 
 
 def main(argv: list[str]) -> int:

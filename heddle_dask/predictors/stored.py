@@ -7,11 +7,12 @@ others. Files of version 5 have no history of prompts besides their training dat
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import math
 import zlib
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ import numpy as np
 import xgboost as xgb
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.plain_files import MOST_JSON_BYTES, read_plain
+from heddle_dask.core.value_types import FAULTS, check_types, checked
 from heddle_dask.predictors.core_model import CoreModel, LengthDistributions
 from heddle_dask.predictors.features import FEATURES, Finished, Floats, Progress
 from heddle_dask.predictors.learned import LearnedPredictor, LearningSettings, Learnt
@@ -61,14 +64,20 @@ def load_predictor(path: Path | str) -> LearnedPredictor:
     """Read what `save_predictor` wrote."""
     where = f"predictor file {str(path)!r}"
     try:
-        data = json.loads(gzip.decompress(Path(path).read_bytes()))
-    except (gzip.BadGzipFile, EOFError, zlib.error, ValueError):
+        with gzip.open(io.BytesIO(read_plain(Path(path)))) as file:
+            text = file.read(MOST_JSON_BYTES + 1)
+        if len(text) > MOST_JSON_BYTES:
+            raise BadInput(f"{where} is larger than {MOST_JSON_BYTES:,} bytes: train it again")
+        data = json.loads(text)
+    except BadInput:
+        raise
+    except (gzip.BadGzipFile, EOFError, zlib.error, ValueError, RecursionError):
         raise BadInput(f"{where} is no saved predictor: give a file written by save_predictor") from None
     except OSError as error:
         raise BadInput(f"{where}: {error.strerror or error}") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise BadInput(f"{where} is no saved predictor: give a file written by save_predictor")
-    if data.get("version") not in (_BEFORE_HISTORY, VERSION) or tuple(data.get("features", ())) != FEATURES:
+    if data.get("version") not in (_BEFORE_HISTORY, VERSION) or data.get("features") != list(FEATURES):
         raise BadInput(
             f"{where} is of version {data.get('version')} or has other features; this program reads versions "
             f"{_BEFORE_HISTORY} and {VERSION}: train it again"
@@ -77,7 +86,7 @@ def load_predictor(path: Path | str) -> LearnedPredictor:
         return _predictor_in(data)
     except BadInput:
         raise
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, xgb.core.XGBoostError) as error:
+    except (*FAULTS, xgb.core.XGBoostError) as error:
         line = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise BadInput(f"{where} is damaged ({line:.80}): train it again") from None
 
@@ -86,13 +95,14 @@ def _predictor_in(data: Mapping[str, Any]) -> LearnedPredictor:
     predictor = LearnedPredictor(TreeSettings(**data["trees"]), LearningSettings(**data["learning"]))
     model = _model_in(data["model"], predictor.trees)
     before = data["version"] == _BEFORE_HISTORY
-    finished = tuple(_finished_in(one, before) for one in data["finished"])
+    kinds: set[Any] = set()
+    finished = tuple(_finished_in(one, before, kinds) for one in data["finished"])
     history: dict[str, list[PastAttempt]] = {}
     if before:
         for one in finished:
             history.setdefault(prompt_of(one), []).append(PastAttempt.of(one))
     else:
-        history = {key: [PastAttempt(*each) for each in attempts] for key, attempts in data["history"].items()}
+        history = {key: [checked(PastAttempt(*each)) for each in attempts] for key, attempts in data["history"].items()}
     run = 0 if before else int(data["run"])
     predictor.restore(Learnt(finished, int(data["told"]), int(data["fitted_at"]), run, history), model)
     return predictor
@@ -103,18 +113,23 @@ def _finished_out(one: Finished) -> list[Any]:
     return [[getattr(one, name) for name in _FINISHED], points]
 
 
-def _finished_in(data: Any, before: bool) -> Finished:
+def _finished_in(data: Any, before: bool, kinds: set[Any]) -> Finished:
     own, points = data
     names = _FINISHED[:-_LATER_FINISHED] if before else _FINISHED
-    kept = [_progress_in(point, before) for point in points]
-    return Finished(**dict(zip(names, own, strict=True)), points=tuple(kept))
+    kept = [_progress_in(point, before, kinds) for point in points]
+    return replace(checked(Finished(**dict(zip(names, own, strict=True)), points=())), points=tuple(kept))
 
 
-def _progress_in(values: list[Any], before: bool) -> Progress:
+def _progress_in(values: list[Any], before: bool, kinds: set[Any]) -> Progress:
+    """One point; `kinds` has the types of those that were found good: there are very many."""
     names = _PROGRESS[:-_LATER_PROGRESS] if before else _PROGRESS
     named: dict[str, Any] = dict(zip(names, values, strict=True))
     for name in ("step_tokens", "observed_tokens", "tool_labels", "tool_times_s"):
         named[name] = tuple(named[name])
+    kind = tuple(type(each) if type(each) is not list else (list, *map(type, each)) for each in values)
+    if kind not in kinds:
+        check_types(Progress(**named))
+        kinds.add(kind)
     return Progress(**named)
 
 
@@ -178,7 +193,7 @@ def _location_out(location: Location) -> dict[str, Any]:
 
 
 def _location_in(data: Mapping[str, Any]) -> Location:
-    return Location(data["overall"], data["cells"])
+    return checked(Location(data["overall"], data["cells"]))
 
 
 def _distributions_out(distributions: LengthDistributions) -> dict[str, Any]:
@@ -193,7 +208,7 @@ def _distributions_out(distributions: LengthDistributions) -> dict[str, Any]:
 def _distributions_in(data: Mapping[str, Any]) -> LengthDistributions:
     return LengthDistributions(
         _location_in(data),
-        Variances(data["trust"], data.get("drift", DEFAULT_DRIFT)),
+        checked(Variances(data["trust"], data.get("drift", DEFAULT_DRIFT))),
         *(_residual_in(data[name]) for name in ("constant", "prompt", "history")),
     )
 
@@ -210,4 +225,4 @@ def _residual_out(residual: ResidualDistribution) -> dict[str, Any]:
 def _residual_in(data: Mapping[str, Any]) -> ResidualDistribution:
     at: Floats = np.array(data["at"], dtype=np.float64)
     survival: Floats = np.array(data["survival"], dtype=np.float64)
-    return ResidualDistribution(at, survival, data["tail_at"], data["tail_scale"])
+    return ResidualDistribution(at, survival, float(data["tail_at"]), float(data["tail_scale"]))

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -21,7 +21,6 @@ from heddle_dask.sandbox_service.contract import spec_to_json
 _MARGIN_S = 60.0
 # Pause between two renewals, at most, and the limit of one; a silence of two is told.
 _RENEWAL_S = 5.0
-_LOG = logging.getLogger(__name__)
 
 
 class SandboxSilent(SandboxGone):
@@ -35,13 +34,18 @@ class RemoteSandbox:
     ----------
     address
         Of the service, such as ``http://127.0.0.1:8470``.
+    tell
+        Called with a line when the service is silent for a while, before the sandbox is lost.
     """
 
-    def __init__(self, address: str, token: str, name: str, spec: SandboxSpec) -> None:
+    def __init__(
+        self, address: str, token: str, name: str, spec: SandboxSpec, tell: Callable[[str], None] = lambda line: None
+    ) -> None:
         self._address = address.rstrip("/")
         self._token = token
         self._name = name
         self._spec = spec
+        self._tell = tell
         self._id = ""
         self._http: aiohttp.ClientSession | None = None
         self._renewing: asyncio.Task[str] | None = None
@@ -65,6 +69,8 @@ class RemoteSandbox:
             await asyncio.sleep(period_s)
             try:
                 await self._ask("POST", f"/sandboxes/{self._id}/lease", limit_s=period_s)
+                if told:
+                    self._tell(f"sandbox service {self._address} answers again")
                 answered_s, told = time.monotonic(), False
             except SandboxSilent:
                 silent_s = time.monotonic() - answered_s
@@ -72,7 +78,7 @@ class RemoteSandbox:
                     return f"sandbox service {self._address} has not answered for {silent_s:.0f} s"
                 if not told and silent_s >= 2 * period_s:
                     told = True
-                    _LOG.warning("sandbox service %s has not answered for %.0f s", self._address, silent_s)
+                    self._tell(f"sandbox service {self._address} has not answered for {2 * period_s:g} s")
             except SandboxFailed as error:
                 return str(error)
 
@@ -100,7 +106,7 @@ class RemoteSandbox:
         return content
 
     async def fork(self, name: str) -> RemoteSandbox:
-        copy = RemoteSandbox(self._address, self._token, name, self._spec)
+        copy = RemoteSandbox(self._address, self._token, name, self._spec, self._tell)
         copy._take(await self._ask("POST", f"/sandboxes/{self._id}/fork", json={"name": name}))
         return copy
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.nouns import EngineDescription
+from heddle_dask.core.toml_table import read_toml
 from heddle_dask.cost.engine_cost import EngineCost, engine_cost_for
 from heddle_dask.cost.hardware import SETUP_S, Gpu, ModelShape, transfer_s
 from heddle_dask.cost.measured import MeasuredTable, table_names
@@ -248,11 +248,7 @@ def cluster_of(name_or_file: str) -> Cluster:
     path = Path(name_or_file)
     if not path.is_file():
         raise BadInput(f"cluster {name_or_file!r}: neither one of {', '.join(CLUSTERS)} nor an existing TOML file")
-    try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadInput(f"cluster {name_or_file} is no TOML: {error}") from None
-    cluster = _checked(content, name_or_file)
+    cluster = _checked(read_toml(path, "cluster"), name_or_file)
     return replace(cluster, tables=tuple(_beside(path, name) for name in cluster.tables))
 
 

@@ -73,7 +73,7 @@ class _StoredBatch:
     groups: list[_StoredGroup]
 
 
-_UNREADABLE = (
+UNREADABLE = (
     AttributeError,
     EOFError,
     LookupError,
@@ -123,6 +123,12 @@ def save_batch(batch: TrainingBatch, path: Path) -> None:
         raise WriteFailed.of(path, error) from None
 
 
+def check_not_packed(file: Any) -> None:
+    """Refuse, by a ValueError, arrays that are compressed: a small file could unpack to any size."""
+    if any(member.compress_type != zipfile.ZIP_STORED for member in file.zip.infolist()):
+        raise ValueError("its parts are compressed")
+
+
 def load_batch(path: Path) -> TrainingBatch:
     """Read what `save_batch` wrote, exactly.
 
@@ -134,8 +140,7 @@ def load_batch(path: Path) -> TrainingBatch:
     try:
         # Opened here: numpy leaves a damaged file open.
         with open_plain(path) as raw, np.load(raw, allow_pickle=False) as file:
-            if any(member.compress_type != zipfile.ZIP_STORED for member in file.zip.infolist()):
-                raise ValueError("its parts are compressed")  # a small file could unpack to any size
+            check_not_packed(file)
             header = json.loads(str(file["header"]))
             columns = {name: file[name].astype(dtype, copy=False) for name, dtype in TOKEN_COLUMNS.items()}
         if header.pop("heddle") != FORMAT:
@@ -145,7 +150,7 @@ def load_batch(path: Path) -> TrainingBatch:
         raise BadInput(f"no batch at {path}: give a file of a run's batches (step-….npz)") from None
     except BadInput:
         raise
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise BadInput(f"cannot read the batch {path}: {one_line_of(error)}: restore it") from None
     if version != FORMAT_VERSION:
         raise BadInput(
@@ -156,7 +161,7 @@ def load_batch(path: Path) -> TrainingBatch:
         return _batch(header, columns)
     except BadInput:
         raise
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise BadInput(f"cannot read the batch {path}: {one_line_of(error)}: restore it") from None
 
 

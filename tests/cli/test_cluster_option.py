@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -12,6 +13,7 @@ from heddle_dask.cli.group_cluster import engines_of_groups, plan_of_file
 from heddle_dask.cli.main import heddle
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import VllmOptions
+from heddle_dask.live.clusters import local
 from heddle_dask.live.driver.options import Engines
 
 TOOLS = '[groups.cpu]\nrole = "tool"\npartition = "cpu"\n'
@@ -77,6 +79,21 @@ def test_a_plan_is_refused_before_anything_starts(text, said):
 )
 def test_options_that_the_groups_decide_are_refused(option, said):
     assert said in refused(GPUS + TOOLS, *option)
+
+
+@pytest.mark.cluster
+def test_a_local_worker_that_does_not_join_is_one_line(model_dir, monkeypatch):
+    arguments_of = local.worker_arguments
+
+    def to_another_scheduler(_: str, *arguments: Any) -> list[str]:
+        monkeypatch.setattr(local, "START_TIMEOUT_S", 1.0)  # the scheduler is there by now
+        return arguments_of("tcp://127.0.0.1:9", *arguments)
+
+    monkeypatch.setattr(local, "worker_arguments", to_another_scheduler)
+    result = invoke("rollout", "--engine", "emulated", "--model", model_dir, "--engines", 1, "--out", "run.zarr")
+    assert result.exit_code == 2, (result.output, result.exception)
+    line = result.stderr.splitlines()[-1]
+    assert " has not joined after 1 s (logs: " in line and "Traceback" not in result.stderr
 
 
 def test_a_file_without_groups_describes_one_local_cluster():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import pickle
 import signal
 from collections.abc import Coroutine
 from pathlib import Path
@@ -48,10 +49,10 @@ def test_two_models_share_a_slot_that_is_too_small_for_both(tmp_path: Path) -> N
             await host.load(large, CHUNK, cold=True, keep=True)
             teacher = host.resident("teacher", CHUNK)
             assert 30 * MIB < await teacher.resident_bytes() <= 34 * MIB
-            first = await teacher.logprobs(tokens, 1)
+            first = await teacher.server.logprobs(tokens, 1)
             assert len(first) == len(tokens) - 1 and all(each < 0 and math.isfinite(each) for each in first)
             # Of a batch, each answer is that of the request alone.
-            several = await asyncio.gather(*(teacher.logprobs(tokens[:n], n - 1) for n in range(2, 10)))
+            several = await asyncio.gather(*(teacher.server.logprobs(tokens[:n], n - 1) for n in range(2, 10)))
             assert [each for (each,) in several] == pytest.approx(first[:8], abs=1e-3)
 
             with pytest.raises(ServiceFailed, match="no free place: evict a service first"):
@@ -62,29 +63,31 @@ def test_two_models_share_a_slot_that_is_too_small_for_both(tmp_path: Path) -> N
             with pytest.raises(ServiceFailed, match="not resident"):
                 host.resident("teacher", CHUNK)
             with pytest.raises(ServiceFailed, match="not resident"):
-                await teacher.logprobs(tokens, 1)
+                await teacher.server.logprobs(tokens, 1)
 
             await host.load(reward, CHUNK, cold=True, keep=False)
             scorer = host.resident("reward/model", CHUNK)
-            scores = await scorer.score(["good", "bad", list(b"good")])
+            scores = await scorer.server.score(["good", "bad", list(b"good")])
             assert scores[0] == pytest.approx(scores[2], abs=1e-5) and scores[0] != scores[1]
             with pytest.raises(ServiceRefused, match="gives no logprobs"):
-                await scorer.logprobs(tokens, 1)
+                await scorer.server.logprobs(tokens, 1)
             with pytest.raises(ServiceRefused, match="65 tokens; the service takes 64"):
-                await scorer.score(["x" * 65])
+                await scorer.server.score(["x" * 65])
             with pytest.raises(ServiceRefused, match="token ids outside"):
-                await scorer.score([[400]])
+                await scorer.server.score([[400]])
             await host.evict("reward/model", CHUNK)
 
             # Restored from host memory, by the same process.
             pid = teacher.process_id
             await host.load(large, CHUNK, cold=False, keep=True)
             assert host.resident("teacher", CHUNK).process_id == pid
-            assert await teacher.logprobs(tokens, 1) == pytest.approx(first, abs=1e-5)
+            # A pickled one asks by itself.
+            elsewhere = pickle.loads(pickle.dumps(teacher.server))
+            assert await elsewhere.logprobs(tokens, 1) == pytest.approx(first, abs=1e-5)
 
             # A death in the middle of a request: the request fails, and the slot is free again.
             os.kill(pid, signal.SIGSTOP)
-            request = asyncio.ensure_future(teacher.logprobs(tokens, 1))
+            request = asyncio.ensure_future(teacher.server.logprobs(tokens, 1))
             await asyncio.sleep(0.05)
             os.kill(pid, signal.SIGKILL)
             with pytest.raises(ServiceFailed, match="does not answer"):
@@ -92,7 +95,7 @@ def test_two_models_share_a_slot_that_is_too_small_for_both(tmp_path: Path) -> N
             await host.after_failure("teacher", CHUNK)
             assert [(name, chunk) for name, chunk, _ in lost] == [("teacher", CHUNK)]
             await host.load(reward, CHUNK, cold=True, keep=True)
-            assert await scorer.score(["good"]) == pytest.approx(scores[:1], abs=1e-5)
+            assert await scorer.server.score(["good"]) == pytest.approx(scores[:1], abs=1e-5)
         finally:
             await host.close()
 
@@ -111,7 +114,7 @@ def test_a_model_larger_than_its_slots_is_refused_and_fits_into_two(tmp_path: Pa
             # A host that was cleared takes new loads.
             await host.load(large, GpuChunk(0, 2), cold=True, keep=True)
             both = host.resident("teacher", GpuChunk(0, 2))
-            assert len(await both.logprobs(list(b"hello"), 3)) == 2
+            assert len(await both.server.logprobs(list(b"hello"), 3)) == 2
         finally:
             await host.close()
 

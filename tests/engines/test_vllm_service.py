@@ -33,24 +33,24 @@ def test_vllm_answers_as_the_cpu_back_end_and_an_eviction_frees_its_place(tmp_pa
                 await host.load(spec(f"cpu-{name}", model, "cpu"), CHUNK, cold=True, keep=True)
                 copy = host.resident(f"cpu-{name}", CHUNK)
                 if name == "teacher":
-                    wanted[name] = await copy.logprobs(tokens, 1)
+                    wanted[name] = await copy.server.logprobs(tokens, 1)
                 else:
-                    wanted[name] = await copy.score(["good", "a longer text", tokens])
+                    wanted[name] = await copy.server.score(["good", "a longer text", tokens])
                 await host.evict(f"cpu-{name}", CHUNK)
 
             await host.load(spec("teacher", AGENT, "vllm"), CHUNK, cold=True, keep=True)
             teacher = host.resident("teacher", CHUNK)
-            assert await teacher.logprobs(tokens, 1) == pytest.approx(wanted["teacher"], abs=2e-3)
-            assert await teacher.logprobs(tokens, 18) == pytest.approx(wanted["teacher"][17:], abs=2e-3)
+            assert await teacher.server.logprobs(tokens, 1) == pytest.approx(wanted["teacher"], abs=2e-3)
+            assert await teacher.server.logprobs(tokens, 18) == pytest.approx(wanted["teacher"][17:], abs=2e-3)
             with pytest.raises(ServiceRefused):
-                await teacher.logprobs([1] * 300, 1)
+                await teacher.server.logprobs([1] * 300, 1)
             await host.evict("teacher", CHUNK)
             assert teacher.process_id == 0
             with pytest.raises(ServiceFailed):
                 host.resident("teacher", CHUNK)
 
             await host.load(spec("scorer", scorer, "vllm"), CHUNK, cold=True, keep=True)
-            scores = await host.resident("scorer", CHUNK).score(["good", "a longer text", tokens])
+            scores = await host.resident("scorer", CHUNK).server.score(["good", "a longer text", tokens])
             assert scores == pytest.approx(wanted["scorer"], abs=2e-3)
         finally:
             await host.close()

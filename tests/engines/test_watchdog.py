@@ -179,6 +179,20 @@ def test_sigkill_of_all_three_ends_the_engine_and_the_next_start_ends_the_rest(s
     assert not supervised.record.exists()
 
 
+def test_what_was_killed_all_at_once_leaves_shared_memory_until_the_next_start(supervised):
+    """As a batch system does it: with the trackers of Python, which would clean up behind the others."""
+    _until(lambda: len(json.loads(supervised.record.read_text())["shared"]) == 2)
+    everybody = [supervised.owner.pid, supervised.guard, supervised.watchdog, *_marked(supervised.mark)]
+    for number in (signal.SIGSTOP, signal.SIGKILL):
+        for pid in everybody:
+            os.kill(pid, number)
+    _until_none_is_left(supervised.mark)
+    left = [Path("/dev/shm", name) for name in json.loads(supervised.record.read_text())["shared"]]
+    assert len(left) == 2 and all(path.exists() for path in left)
+    kill_stale(str(supervised.records))
+    assert not any(path.exists() for path in left) and not supervised.record.exists()
+
+
 def test_a_living_owners_engine_is_not_stale(supervised):
     assert kill_stale(str(supervised.records)) == []
     assert len(_marked(supervised.mark)) == 5

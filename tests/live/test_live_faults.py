@@ -27,9 +27,11 @@ from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import replay
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.engines.health import HealthLimits
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
+from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.session.open_session import OpenSession
 from heddle_dask.live.driver.session.rollout_engines import RolloutEngines
@@ -133,6 +135,8 @@ def test_a_killed_engine_is_restarted_and_its_steps_go_on_elsewhere(model_dir: s
                 model=model_dir,
                 engines=emulated(model_dir, seconds_per_token=0.01),
                 samples=4,
+                # A step that is asked again before the loss of its engine is known comes back, and spends all of them.
+                budget=Budget(retries=RetryPolicy(max_step_attempts=4)),
             )
             async with rollout:
 

@@ -7,12 +7,14 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
 import numpy as np
+import psutil
 import pytest
 from distributed import Client
 from worlds.integrity import check_integrity
@@ -45,13 +47,19 @@ async def kill_once_during_a_request(marker: str, victim: str, service: Any) -> 
         request = asyncio.ensure_future(service.score(["good"]))
         await asyncio.sleep(0.05)
         if victim == "worker":
-            os.kill(os.getpid(), signal.SIGKILL)
+            _fork_server, worker, *_ = psutil.Process().parents()
+            worker.kill()
         return await request
     return await service.score(["good"])
 
 
+async def holds_its_loop(service: Any) -> None:
+    await service.score(["good"])
+    time.sleep(600)
+
+
 class Judged:
-    """Tasks name what happens: ``turns``, ``death``, ``worker`` or ``wide``."""
+    """Tasks name what happens: ``turns``, ``death``, ``worker``, ``holds`` or ``wide``."""
 
     name = "judged"
 
@@ -73,6 +81,11 @@ class Judged:
                 rounds.append([score, *logprobs])
             ctx.metadata["rounds"] = rounds
             return rounds[0][0]
+        if kind == "holds":
+            with pytest.raises(ActionFailed, match=r"holds_its_loop timeout: it ran past its limit of 5\.0 s"):
+                await ctx.call(holds_its_loop, needs=Needs(service="reward-model"), timeout_s=5.0)
+            (score,) = await ctx.score("reward-model", ["good"])
+            return score
         if kind == "wide":
             try:
                 await ctx.logprobs("wide-teacher", [1, 2, 3])
@@ -164,13 +177,13 @@ def test_services_take_turns_on_a_slot_too_small_for_both_and_survive_deaths(tmp
         async with judging(tmp_path) as rollout:
             batches.append(await rollout.run(3))
             before = worker_process("model-0").pid
-            tasks = [Task("service-0", "Die."), Task("worker-0", "Die."), Task("wide-0", "Four GPUs.")]
+            tasks = [Task(f"{kind}-0", "Die.") for kind in ("holds", "service", "worker", "wide")]
             for task in tasks:
                 batches.append(await rollout.run([task]))
             assert await until(lambda: worker_process("model-0").pid != before)
 
     run(body(), 500)
-    assert [batch.counts for batch in batches] == [{"completed": 3}, *[{"completed": 1}] * 3]
+    assert [batch.counts for batch in batches] == [{"completed": 3}, *[{"completed": 1}] * 4]
     records = {record.task_id: record for batch in batches for record in batch.trajectories}
 
     # Answers do not depend on what was resident in between.
@@ -181,6 +194,7 @@ def test_services_take_turns_on_a_slot_too_small_for_both_and_survive_deaths(tmp
         assert second == pytest.approx(first, abs=1e-4)
         assert all(logprob < 0 for logprob in first[1:])
     assert len({round(record.reward or 0.0, 4) for record in turns}) == 1
+    assert records["holds-0"].reward == pytest.approx(turns[0].reward, abs=1e-4), "and the worker's loop turned on"
     lost = "service reward-model-0-1 is lost: its process is stopped (SIGSTOP)"
     assert any(line.startswith(lost) and line.endswith("; its work goes on elsewhere") for line in LINES)
     # The request of a copy that was stopped, and of a worker that died, was answered by another one.

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
+import cloudpickle
 import pytest
-from distributed import Scheduler
+from distributed import Scheduler, Worker
 from worlds.live_agents import ToolAgent
 from worlds.live_world import cluster, emulated, run, until, worker_process
 
@@ -15,7 +17,11 @@ from heddle_dask.live.driver.options import Engines, Patience
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.scheduler.worker_watch import WorkerWatch
 from heddle_dask.live.wire import _dask_internals
+from heddle_dask.live.wire.transport import send
+from heddle_dask.live.wire.worker_messages import SilenceReport
 from heddle_dask.records.store import RunReader
+
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
 def test_silence_is_counted_in_looks_and_told_once() -> None:
@@ -35,6 +41,10 @@ def test_silence_is_counted_in_looks_and_told_once() -> None:
     assert look(504.0, a=504.0, b=4.5) == [("b", 6.0)]
     assert [look(now, a=now, b=4.5) for now in (505.0, 506.0)] == [[], []]
     assert look(507.0, a=507.0) == look(508.0, a=508.0, b=1.0) == [], "it has left; another has its address"
+
+
+def says_silent(dask_worker: Worker) -> None:
+    send(dask_worker, SilenceReport("sandbox service http://h:1 has not answered for 10 s"))
 
 
 @pytest.mark.cluster
@@ -68,8 +78,11 @@ def test_a_stopped_worker_is_named_and_lost_and_the_end_of_a_run_does_not_wait_f
                 lost = "worker rollout-0 has not answered for 6 s: it is lost, and its work goes on elsewhere"
                 assert lost in lines
                 await until(lambda: rollout.progress()["engines_ready"] == 2)
+                await client.run(says_silent)
+                assert await until(lambda: sum(line.startswith("sandbox service") for line in lines) == 1)
                 await client.run_on_scheduler(wait_less)
                 os.kill(worker_process("rollout-1").pid, signal.SIGSTOP)
             assert len(RunReader(tmp_path / "run.zarr")) == 24
+            assert sum(line.startswith("sandbox service") for line in lines) == 1, "all workers said it"
 
     run(body())

@@ -39,6 +39,20 @@ async def trainer_says(dask_worker: Worker) -> dict[str, Any]:
     return answer
 
 
+def resumes_when_it_is_lost(dask_worker: Worker) -> None:
+    """Let a trainer that is given up run again at that moment."""
+    process = dask_worker.plugins[PLUGIN_NAME]._process  # type: ignore[attr-defined]
+    ended = process.ended
+
+    async def given_up() -> str:
+        cause: str = await ended()
+        os.kill(process.process_id, signal.SIGCONT)
+        assert await process.client.healthy()
+        return cause
+
+    process.ended = given_up
+
+
 async def pid_in_the_middle_of(client: Client, number: int) -> int:
     """Pid of the trainer's first rank while it trains on a batch."""
     while True:
@@ -103,6 +117,7 @@ def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(
             assert first.metrics["loss"] == pytest.approx(expected[0].metrics["loss"], rel=1e-3)
             assert first.metrics["tokens"] == expected[0].metrics["tokens"]
 
+            await client.run(resumes_when_it_is_lost)
             second = asyncio.ensure_future(trainer.train(batches[1], version(2)))
             stopped = await pid_in_the_middle_of(client, 2)
             os.kill(stopped, signal.SIGSTOP)

@@ -199,6 +199,7 @@ SAMPLES: list[Message] = [
     workers.GpusTaken(("0", "GPU-a")),
     workers.EngineReadyReport(ENGINE, "vllm", "dir", 1.5),
     workers.EngineStartFailedReport("reason"),
+    workers.SilenceReport("service rm-0-1 has not answered for 10 s"),
     workers.HostReadyReport(HostDescription(HostId("h"), Resources.of(cpus=4))),
     cluster.DrainWorkers(("gpu-0-0", "gpu-0-1"), 30.0),
     cluster.DrainedWorkers(("gpu-0-0",), ("gpu-0-1",)),

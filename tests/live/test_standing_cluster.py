@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import cloudpickle
 import pytest
-from distributed import Client
+from distributed import Client, Scheduler
 from worlds.live_agents import ToolAgent
 from worlds.live_world import emulated, run, until
 
@@ -19,6 +20,7 @@ from heddle_dask.live.clusters.worker_command import QUICK_LOOP
 from heddle_dask.live.driver.options import Engines
 from heddle_dask.live.driver.rollout import Rollout
 
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.cluster
 
 
@@ -35,7 +37,14 @@ def started(directory: Path, name: str, *arguments: str) -> Iterator[SupervisedP
         run(process.stop())
 
 
-def test_workers_wait_for_the_plugin_which_comes_with_the_first_rollout(model_dir: str, tmp_path: Path) -> None:
+async def give_up(address: str, dask_scheduler: Scheduler) -> None:
+    """As after a cut of the network, of which worker and nanny know nothing."""
+    await dask_scheduler.remove_worker(address, stimulus_id="test", close=False)
+
+
+def test_workers_wait_for_the_plugin_which_comes_with_the_first_rollout_and_come_back(
+    model_dir: str, tmp_path: Path
+) -> None:
     file = tmp_path / "scheduler.json"
     options = ["--host", "127.0.0.1", "--memory-limit", "0"]
     both = ["--resources", "ENGINE=1,TOOL=4", "--preload", "workers.rollout_worker"]
@@ -53,6 +62,15 @@ def test_workers_wait_for_the_plugin_which_comes_with_the_first_rollout(model_di
             async with Rollout(client, env=ToolAgent(steps=2), model=model_dir, engines=asked) as rollout:
                 batch = await rollout.run(8)
             assert batch.counts == {"completed": 8}
+
+            async def address_of_both() -> str:
+                workers = (await client.scheduler.identity(n_workers=-1))["workers"]
+                return next((address for address, worker in workers.items() if worker["name"] == "both"), "")
+
+            before = await address_of_both()
+            await client.run_on_scheduler(give_up, before)
+            while await address_of_both() in ("", before):
+                await asyncio.sleep(0.05)  # its nanny starts it again
 
     listens = ["--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file)]
     with started(tmp_path, "scheduler", "scheduler", *listens):

@@ -331,12 +331,13 @@ def test_a_remote_service_that_is_stopped_has_lost_the_sandbox(sandbox_directory
     token = tmp_path / "token"
     argv = [sys.executable, "-m", "heddle_dask.sandbox_service", "--token-file", str(token), "--port", str(port)]
     service = subprocess.Popen([*argv, "--lease-s", "2"], env={**os.environ, "TMPDIR": str(tmp_path)})
+    address, lines = f"http://127.0.0.1:{port}", list[str]()
 
     async def body() -> None:
         while not token.exists():
             await asyncio.sleep(0.01)
         while True:
-            box = RemoteSandbox(f"http://127.0.0.1:{port}", read_token(token, make=False), "one", SPEC)
+            box = RemoteSandbox(address, read_token(token, make=False), "one", SPEC, lines.append)
             try:
                 await box.start()
                 break
@@ -350,6 +351,7 @@ def test_a_remote_service_that_is_stopped_has_lost_the_sandbox(sandbox_directory
         for request in (running, box.exec(Command("true"))):
             with pytest.raises(SandboxGone, match=r"sandbox service .* has not answered for"):
                 await request
+        assert lines == [f"sandbox service {address} has not answered for 1.33333 s"]
         await box.stop()
 
     try:

@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,20 +23,28 @@ import numpy as np
 from click.testing import CliRunner
 from numcodecs.checksum32 import CRC32C
 from numcodecs.zstd import Zstd
+from worlds.predictor_builders import SMALL, trajectory
 from worlds.record_builders import plain_trajectory
-from worlds.training_batches import stored_batch
+from worlds.training_batches import stored_batch, training_batch
 
 from heddle_dask.cli.main import heddle
 from heddle_dask.core.errors import HeddleError
+from heddle_dask.cost.measured import MeasuredTable
+from heddle_dask.cost.table_fit import fit_table
 from heddle_dask.live.driver.files.run_writer import journal_path
+from heddle_dask.predictors.learned import LearnedPredictor
+from heddle_dask.predictors.stored import load_predictor, save_predictor
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.journal_lines import HEADER
 from heddle_dask.records.schema import ATTRIBUTES_CRC, attributes_crc
 from heddle_dask.records.store import RunStore, recover
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, trajectory_to_body
+from heddle_dask.sim.clusters import cluster_of
 from heddle_dask.training.batch_files import stored_batches
+from heddle_dask.training.exports.verl import read_verl_step, write_verl_step
 from heddle_dask.training.json_lines import read_lines
 from heddle_dask.training.run_directory import TrainingDirectory
+from heddle_dask.training.sample_rows import sample_rows
 from heddle_dask.weights.manifest import ModelFacts, PolicyVersion, json_digest
 from heddle_dask.weights.model_directory import model_facts, model_tensors, weights_digest
 from heddle_dask.weights.store import WeightStore, read_manifest
@@ -374,7 +382,46 @@ def _trace(rng: random.Random, place: Path) -> str:
     return _lines_file(rng, place / "trace.jsonl")
 
 
+# What people hand on: engine tables, predictors, clusters, exports
+
+
+def _make_handed(folder: Path) -> None:
+    table = MeasuredTable.load("tiny-agent-cpu")
+    table.save(folder / "table.json")
+    predictor = LearnedPredictor(SMALL)
+    predictor.warm_start([trajectory(f"t{number}", steps=2 + number % 5) for number in range(30)])
+    save_predictor(predictor, folder / "predictor")
+    (folder / "cluster.toml").write_text('gpus = 4\ntables = ["table.json"]\nslots = 8\n')
+    rows = (replace(row, temperatures=row.temperatures * 0 + 1) for row in sample_rows(training_batch(0, [[20, 30]])))
+    write_verl_step(list(rows), folder, step=1)
+
+
+def _read_handed(folder: Path) -> None:
+    fit_table(MeasuredTable.load(folder / "table.json"))
+    load_predictor(folder / "predictor").predict([trajectory("t0").points[0]])
+    cluster_of(str(folder / "cluster.toml"))
+    read_verl_step(folder / "step-000001.npz")
+
+
+def _table(rng: random.Random, place: Path) -> str:
+    return _json_file(rng, place / "table.json")
+
+
+def _predictor(rng: random.Random, place: Path) -> str:
+    path = place / "predictor"
+    value, where = mutated_json(rng, json.loads(gzip.decompress(path.read_bytes())))
+    path.write_bytes(gzip.compress(json.dumps(value).encode()))
+    return f"predictor {where}"
+
+
+def _cluster(rng: random.Random, place: Path) -> str:
+    key, value = rng.choice(["gpus", "slots", "tp", "tables", "pools"]), rng.choice(_VALUES)
+    (place / "cluster.toml").write_text(f"{key} = {json.dumps(value)}\n")
+    return f"cluster {key} = {value!r:.30}"
+
+
 KINDS = {
+    "handed": HostileFiles(_make_handed, _read_handed, (_table, _table, _predictor, _predictor, _cluster)),
     "run": HostileFiles(_make_run, _read_run, (_root, _array, _chunk, _journal, _journal)),
     "training": HostileFiles(_make_training, _read_training, (_run_file, _rows, _batch, _batch, _bomb)),
     "weights": HostileFiles(_make_weights, _read_weights, (_manifest, _tensors, _model)),

@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 
 from heddle_dask.core.gpu_chunks import GpuChunk
-from heddle_dask.engines.model_services.served_process import ServedProcess
+from heddle_dask.engines.health import Tell
+from heddle_dask.engines.model_services.served_process import ServedProcess, ServiceClient
 from heddle_dask.engines.model_services.spec import Input, ServiceFailed, ServiceRefused, ServiceSpec
 
 
@@ -86,6 +87,21 @@ START_TIMEOUT_S = 300.0
 _INSTALLATION = Path(__file__).parents[3]
 
 
+@dataclass(frozen=True, slots=True)
+class CpuServer:
+    """See `ModelServer`."""
+
+    client: ServiceClient
+
+    async def score(self, inputs: Sequence[Input]) -> list[float]:
+        body = {"inputs": [each if isinstance(each, str) else list(map(int, each)) for each in inputs]}
+        return [float(score) for score in (await self.client.ask("POST", "/score", body))["scores"]]
+
+    async def logprobs(self, token_ids: Sequence[int], start: int) -> list[float]:
+        body = {"token_ids": list(map(int, token_ids)), "start": start}
+        return [float(each) for each in (await self.client.ask("POST", "/logprobs", body))["logprobs"]]
+
+
 class CpuBackEnd:
     """See `ModelBackEnd`.
 
@@ -102,7 +118,7 @@ class CpuBackEnd:
         slots: MemorySlots,
         copies: Path,
         logs: Path,
-        records: Path | None = None,
+        tell: Tell = lambda line: None,
     ) -> None:
         self._spec = spec
         self._chunk = chunk
@@ -110,7 +126,7 @@ class CpuBackEnd:
         self._copy = copies / f"{spec.name.replace('/', '_')}-{chunk.gpus}.copy"
         self._places: tuple[MemoryPlace, ...] = ()
         label = f"{spec.name.replace('/', '_')}-{chunk.first}-{chunk.gpus}"
-        self._new_process = partial(ServedProcess, label, logs, records)
+        self._new_process = partial(ServedProcess, label, logs, tell=tell)
         self._process: ServedProcess | None = None
 
     @property
@@ -172,19 +188,11 @@ class CpuBackEnd:
     async def drop_copy(self) -> None:
         await asyncio.to_thread(self._copy.unlink, missing_ok=True)
 
-    async def score(self, inputs: Sequence[Input]) -> list[float]:
-        body = {"inputs": [each if isinstance(each, str) else list(map(int, each)) for each in inputs]}
-        return [float(score) for score in (await self._asked("/score", body))["scores"]]
-
-    async def logprobs(self, token_ids: Sequence[int], start: int) -> list[float]:
-        body = {"token_ids": list(map(int, token_ids)), "start": start}
-        return [float(each) for each in (await self._asked("/logprobs", body))["logprobs"]]
-
-    async def _asked(self, path: str, body: object) -> dict[str, list[float]]:
+    @property
+    def server(self) -> CpuServer:
         if self._process is None:
             raise ServiceFailed(f"service {self._spec.name} does not run")
-        answer: dict[str, list[float]] = await self._process.client.ask("POST", path, body)
-        return answer
+        return CpuServer(self._process.client)
 
     async def resident_bytes(self) -> int:
         if self._process is None or not self._process.runs:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from heddle_dask.core.gpu_chunks import GpuChunk
 from heddle_dask.engines.address import private_directory
+from heddle_dask.engines.health import Tell
 from heddle_dask.engines.model_services.cpu_backend import CpuBackEnd, MemorySlots
 from heddle_dask.engines.model_services.spec import CPU_BACK_END, ModelBackEnd, ServiceFailed, ServiceSpec
 from heddle_dask.engines.model_services.vllm_backend import VllmBackEnd
@@ -71,12 +72,15 @@ class ModelHost:
     ----------
     lost
         Called when the process of a resident copy has died without an order.
+    tell
+        Called when one is silent for a while.
     """
 
-    def __init__(self, devices: HostDevices, logs: Path, lost: Lost) -> None:
+    def __init__(self, devices: HostDevices, logs: Path, lost: Lost, tell: Tell = lambda line: None) -> None:
         self._devices = devices
         self._logs = logs
         self._lost = lost
+        self._tell = tell
         self._copies: dict[tuple[str, GpuChunk], _Copy] = {}
         self._memory: Path | None = None
         self._slots: MemorySlots | None = None
@@ -152,12 +156,12 @@ class ModelHost:
 
     def _new_backend(self, spec: ServiceSpec, chunk: GpuChunk) -> ModelBackEnd:
         if spec.backend != CPU_BACK_END:
-            return VllmBackEnd(spec, chunk, self._devices.names, self._devices.models, self._logs)
+            return VllmBackEnd(spec, chunk, self._devices.names, self._devices.models, self._logs, self._tell)
         if self._slots is None:
             self._memory = memory_directory()
             self._slots = MemorySlots(self._memory, self._devices.gpus, self._devices.slot_bytes, self._devices.models)
         assert self._memory is not None
-        return CpuBackEnd(spec, chunk, self._slots, self._memory, self._logs)
+        return CpuBackEnd(spec, chunk, self._slots, self._memory, self._logs, self._tell)
 
 
 async def _end_watch(copy: _Copy) -> None:

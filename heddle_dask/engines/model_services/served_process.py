@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ import aiohttp
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.address import EngineAddress, engines_directory, private_directory, socket_address
 from heddle_dask.engines.connection import connector_to
-from heddle_dask.engines.health import USUAL, HealthLimits, until_silent
+from heddle_dask.engines.health import USUAL, HealthLimits, Tell, until_silent
 from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceRefused
 from heddle_dask.engines.process import likely_cause
 from heddle_dask.engines.supervised_process import SupervisedProcess
@@ -31,12 +32,35 @@ class ServiceClient:
     ----------
     name, noun
         What it is and what it is called, for messages.
+    keeps
+        Connections for later questions, until `close`. A pickled client keeps none: nothing closes it elsewhere.
     """
 
-    def __init__(self, name: str, address: EngineAddress, noun: str = "service") -> None:
+    def __init__(self, name: str, address: EngineAddress, noun: str = "service", keeps: bool = True) -> None:
         self._name = f"{noun} {name}"
+        self._told_by = name, address, noun
         self._address = address
+        self._keeps = keeps
         self._session: aiohttp.ClientSession | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self._told_by, False)
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncIterator[aiohttp.ClientSession]:
+        session = self._session
+        if session is None:
+            # vLLM closes idle connections after 5 s; ours must go before.
+            session = aiohttp.ClientSession(
+                connector=connector_to(self._address, limit=0, keepalive_timeout=3.0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+        if self._keeps:
+            self._session = session
+            yield session
+        else:
+            async with session:
+                yield session
 
     async def ask(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = None) -> Any:
         """The parsed answer; None for an empty one.
@@ -48,19 +72,12 @@ class ServiceClient:
         ServiceRefused
             It declined the request (a 4xx answer).
         """
-        if self._session is None:
-            # vLLM closes idle connections after 5 s; ours must go before.
-            self._session = aiohttp.ClientSession(
-                connector=connector_to(self._address, limit=0, keepalive_timeout=3.0),
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
+        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0)
         try:
-            async with self._session.request(
-                method,
-                self._address.url + path,
-                json=body,
-                timeout=aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0),
-            ) as response:
+            async with (
+                self._connected() as session,
+                session.request(method, self._address.url + path, json=body, timeout=timeout) as response,
+            ):
                 text, status = await response.text(), response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ServiceFailed(f"{self._name} does not answer: {type(error).__name__} {error}".rstrip()) from error
@@ -97,6 +114,10 @@ def _message(text: str) -> str:
 _POLL_S = 0.05
 
 
+class ProcessEnded(ServiceFailed):
+    """The process itself has ended, or answers no more."""
+
+
 class ServedProcess:
     """One process that serves one model, from its launch to its end; it is never started twice.
 
@@ -106,6 +127,8 @@ class ServedProcess:
         For messages and its log.
     records
         Directory of its socket and of the record of its processes; None: that of all of this user's engines.
+    tell
+        Called when it is silent for a while, before it is lost.
     """
 
     def __init__(
@@ -116,9 +139,11 @@ class ServedProcess:
         *,
         noun: str = "service",
         limits: HealthLimits = USUAL,
+        tell: Tell = lambda line: None,
     ) -> None:
         self.name = name
         self._limits = limits
+        self._tell = tell
         self._noun = noun
         self._directory = directory
         self._records = engines_directory() if records is None else private_directory(records)
@@ -173,13 +198,14 @@ class ServedProcess:
     async def ended(self) -> str:
         """Wait until it ends, or answers no more; returns the cause in one line."""
         assert self._supervised is not None
-        silence = until_silent(self.client.healthy, self._supervised.is_stopped, self._limits)
+        name, stopped = f"{self._noun} {self.name}", self._supervised.is_stopped
+        silence = until_silent(name, self.client.healthy, stopped, self._limits, self._tell)
         exited, silent = asyncio.ensure_future(self._supervised.wait()), asyncio.ensure_future(silence)
         try:
             await asyncio.wait((exited, silent), return_when=asyncio.FIRST_COMPLETED)
             if exited.done():
-                return f"the process of {self._noun} {self.name} ended (exit code {exited.result()}){self._said()}"
-            return f"{self._noun} {self.name} is lost: {silent.result()}{self._said()}"
+                return f"the process of {name} ended (exit code {exited.result()}){self._said()}"
+            return f"{name} is lost: {silent.result()}{self._said()}"
         finally:
             exited.cancel()
             silent.cancel()
@@ -189,14 +215,14 @@ class ServedProcess:
 
         Raises
         ------
-        ServiceFailed
+        ProcessEnded
             It has ended, or answers no more.
         """
         answer, ended = asyncio.ensure_future(order), asyncio.ensure_future(self.ended())
         try:
             await asyncio.wait((answer, ended), return_when=asyncio.FIRST_COMPLETED)
             if not answer.done():
-                raise ServiceFailed(ended.result())
+                raise ProcessEnded(ended.result())
             return answer.result()
         finally:
             answer.cancel()

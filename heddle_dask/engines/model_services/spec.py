@@ -27,6 +27,16 @@ class ServiceRefused(HeddleError):
     """The service will never accept this request; the message says why."""
 
 
+class ModelServer(Protocol):
+    """Answers requests to one copy. A pickled one does so in any process of its host."""
+
+    async def score(self, inputs: Sequence[Input]) -> list[float]:
+        """One number for each input: the output of a classifier with one label, before any activation."""
+
+    async def logprobs(self, token_ids: Sequence[int], start: int) -> list[float]:
+        """The logprob of each token from position `start` (at least 1) on, given all tokens before it."""
+
+
 class ModelBackEnd(Protocol):
     """One copy of a service. Orders of one copy never overlap; requests do, while it is resident."""
 
@@ -62,11 +72,15 @@ class ModelBackEnd(Protocol):
     async def drop_copy(self) -> None:
         """Free the copy in host memory; a resident copy stays."""
 
-    async def score(self, inputs: Sequence[Input]) -> list[float]:
-        """One number for each input: the output of a classifier with one label, before any activation."""
+    @property
+    def server(self) -> ModelServer:
+        """What answers while it is resident.
 
-    async def logprobs(self, token_ids: Sequence[int], start: int) -> list[float]:
-        """The logprob of each token from position `start` (at least 1) on, given all tokens before it."""
+        Raises
+        ------
+        ServiceFailed
+            It is not.
+        """
 
     async def resident_bytes(self) -> int:
         """Bytes of weights on the device now, where the back end knows them; 0 when it is not resident."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from heddle_dask.core.gpu_chunks import GpuChunk
 from heddle_dask.engines.address import EngineAddress
+from heddle_dask.engines.health import Tell
 from heddle_dask.engines.model_services.served_process import ServedProcess, ServiceClient
 from heddle_dask.engines.model_services.spec import Input, ServiceFailed, ServiceRefused, ServiceSpec
 from heddle_dask.engines.spec import EngineCommand
@@ -31,7 +32,7 @@ _GPU_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class SleepingServer:
-    """The calls of a vLLM server that sleeps and wakes up (developer mode of vLLM 0.32)."""
+    """A vLLM server that sleeps and wakes up (developer mode of vLLM 0.32); see `ModelServer`."""
 
     client: ServiceClient
     spec: ServiceSpec
@@ -141,14 +142,14 @@ class VllmBackEnd:
         devices: Sequence[str],
         models: int,
         logs: Path,
-        records: Path | None = None,
+        tell: Tell = lambda line: None,
     ) -> None:
         self._spec = spec
         self._chunk = chunk
         self._devices = devices
         self._models = models
         label = f"{spec.name.replace('/', '_')}-{chunk.first}-{chunk.gpus}"
-        self._new_process = partial(ServedProcess, label, logs, records)
+        self._new_process = partial(ServedProcess, label, logs, tell=tell)
         self._process: ServedProcess | None = None
         self._server: SleepingServer | None = None
         self._build: VllmBuild = "gpu"
@@ -206,13 +207,8 @@ class VllmBackEnd:
             await self.stop()
         self._keep = False
 
-    async def score(self, inputs: Sequence[Input]) -> list[float]:
-        return await self._resident().score(inputs)
-
-    async def logprobs(self, token_ids: Sequence[int], start: int) -> list[float]:
-        return await self._resident().logprobs(token_ids, start)
-
-    def _resident(self) -> SleepingServer:
+    @property
+    def server(self) -> SleepingServer:
         if self._server is None or self._slept_at_level:
             raise ServiceFailed(f"service {self._spec.name} is not resident")
         return self._server

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
+from heddle_dask.engines.supervised_process import kill_stale
 from heddle_dask.engines.watchdog import boot_id
 
 _LOCK = ".lock"
@@ -66,6 +67,7 @@ def _remove_abandoned(place: Path, prefix: str, is_shared: bool) -> None:
             try:
                 if not is_shared or os.read(lock, 100) == boot_id().encode():
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    kill_stale(str(path))  # what its programs have left: processes, shared memory
                     _remove(path)
             finally:
                 os.close(lock)

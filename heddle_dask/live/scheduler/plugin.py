@@ -134,6 +134,7 @@ class HeddleScheduler(SchedulerPlugin):
         for announcement, handler in announced.items():
             handlers.take(announcement, self._unless_left(handler))
         handlers.take(workers.ActionPayloadWantedReport, self.payload_wanted)
+        handlers.take(workers.SilenceReport, lambda worker, report: self._watch.tell(report.line))
         handlers.take(driver.TrajectoriesEndedReport, self.trajectories_ended)
         handlers.take(training.TrainingFiguresReport, self.training_figures)
         of_cluster: dict[type, Callable[[str, Any], None]] = {

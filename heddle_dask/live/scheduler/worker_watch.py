@@ -39,6 +39,7 @@ class WorkerWatch:
         self._sessions = sessions
         self._heard: dict[str, _Heard] = {}
         self._looked_s = 0.0
+        self._told_s: dict[str, float] = {}
 
     def look(self, scheduler: Scheduler) -> None:
         """Tell the open sessions of silent workers, and lose those that are silent for too long."""
@@ -55,6 +56,15 @@ class WorkerWatch:
                 line += ": it is lost, and its work goes on elsewhere"
                 scheduler.loop.add_callback(dask.restart_worker, scheduler, address)
             for session in sessions:
+                session.notify(ProgressNotice(line))
+
+    def tell(self, line: str) -> None:
+        """Tell the open sessions what a worker says; what several of them say at about the same time is told once."""
+        now_s = time.monotonic()
+        self._told_s = {told: at_s for told, at_s in self._told_s.items() if now_s - at_s < dask.SILENT_S}
+        if line not in self._told_s:
+            self._told_s[line] = now_s
+            for session in self._sessions():
                 session.notify(ProgressNotice(line))
 
     def news(

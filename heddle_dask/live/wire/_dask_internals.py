@@ -7,10 +7,11 @@ one, that test says which. Nothing else in the package touches an undocumented a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dask._task_spec import Task
@@ -355,10 +356,43 @@ def call_every(scheduler: Scheduler, seconds: float, what: Callable[[], None]) -
 
 
 async def restart_worker(scheduler: Scheduler, address: str) -> None:
-    """Treat a worker as Dask does after ``worker-ttl``: its nanny restarts it; without one it is removed."""
-    await scheduler.restart_workers(
-        [address], timeout=SILENT_S, wait_for_workers=False, on_error="return", stimulus_id="heddle-silence"
-    )
+    """Have its nanny restart a worker; without one, or where that does not answer either, it is removed.
+
+    Dask does the same after ``worker-ttl``, but orders a worker whose nanny does not answer to close with that: it
+    would get the order after the cut of the network.
+    """
+    ws, why = scheduler.workers.get(address), "heddle-silence"
+    if ws is None:
+        return
+    if ws.nanny:
+        with contextlib.suppress(OSError):
+            async with asyncio.timeout(SILENT_S), rpc(ws.nanny, connection_args=scheduler.connection_args) as nanny:
+                await nanny.kill(reason=why)
+                return
+    await scheduler.remove_worker(address, stimulus_id=why, close=not ws.nanny)
+
+
+def ask_before_loss_ends_nanny(worker: Worker, goes_on: Callable[[], Awaitable[bool]]) -> None:
+    """Ask before a worker closes with its nanny by itself, because the scheduler has gone or does not know it any more.
+
+    Parameters
+    ----------
+    goes_on
+        Whether the scheduler goes on: then the worker closes alone, and its nanny starts it again.
+    """
+    if not worker.nanny or "close" in vars(worker):
+        return
+    close = worker.close
+
+    async def close_unless_ordered(
+        timeout: float = 30, executor_wait: bool = True, nanny: bool = True, reason: str = "worker-close"
+    ) -> str | None:
+        if nanny and reason in ("worker-heartbeat-missing", "worker-handle-scheduler-connection-broken"):
+            nanny = not await goes_on()
+        # What the scheduler orders goes to Dask's own method, and has come first perhaps.
+        return await close(timeout, executor_wait, nanny, reason)
+
+    worker.close = close_unless_ordered  # type: ignore[method-assign]
 
 
 async def publish_resource(worker: Worker, name: str, units: float) -> None:

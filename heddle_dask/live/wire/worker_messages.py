@@ -93,6 +93,16 @@ class HostReadyReport(Message):
 
 
 @dataclass(frozen=True, slots=True)
+class SilenceReport(Message):
+    """Something that this worker has work wait for is silent, or answers again: a line for the user.
+
+    An engine, a model service, or a sandbox service, of which several workers may tell the same.
+    """
+
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
 class ActionPayloadWantedReport(Message):
     """An action has started whose payload did not come with it: the driver is to send it to this worker."""
 

@@ -1,6 +1,6 @@
 """Runs actions with cores of their own: plain functions in a process each, coroutines of users in a common one.
 
-Coroutines of this package, and those that use a model service, run on the worker's event loop.
+Coroutines of this package run on the worker's event loop.
 """
 
 from __future__ import annotations

@@ -14,7 +14,6 @@ import struct
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from dataclasses import replace
@@ -23,9 +22,8 @@ from weakref import WeakKeyDictionary
 
 import cloudpickle
 
-from heddle_dask.environments.api_errors import refusal_of
 from heddle_dask.isolation.granted import Granted, running_with
-from heddle_dask.live.worker.process_calls import CALL, FRAME, PATH, RAISED, VALUE, accepted, one_line, receive
+from heddle_dask.live.worker.process_calls import CALL, FRAME, PATH, RAISED, VALUE, accepted, failure_of, receive
 
 # From the worker: end a call. To the worker: the loop turns; a call holds it (0: one that is not known); a program was
 # started for a call.
@@ -127,8 +125,7 @@ class _Server:
                 value = await function(*args, **{**kwargs, **accepted(function, offered)})
             return VALUE, cloudpickle.dumps(value)
         except BaseException as error:  # SystemExit too: a tool does not end the process that others use
-            cause, retry_after_s = refusal_of(error)
-            return RAISED, cloudpickle.dumps((one_line(error), traceback.format_exc(), cause, retry_after_s))
+            return RAISED, cloudpickle.dumps(failure_of(error))
 
     def _ended(self, number: int) -> None:
         task = self._tasks.pop(number)

@@ -20,7 +20,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import EngineInfo
 from heddle_dask.engines.gpus import named_gpus
-from heddle_dask.engines.health import USUAL, HealthLimits, until_silent
+from heddle_dask.engines.health import USUAL, HealthLimits, Tell, until_silent
 from heddle_dask.engines.node_weights import NodeWeights
 from heddle_dask.engines.process import EngineProcess, EngineStartError
 from heddle_dask.engines.progress import ProgressWatch
@@ -67,6 +67,8 @@ class EngineHost:
         # Called with one line when a start failed; the host tries again after its back-off.
         on_start_failed: Callable[[str], None],
         on_phase: Callable[[str], None] = lambda phase: None,  # called with what an engine that starts is doing
+        on_silence: Tell = lambda line: None,  # called when one that was ready is silent for a while
+        name: Callable[[], str] = lambda: "the engine",  # what it is called then
         records: Path | None = None,  # see `EngineProcess`
         watch: Watch | None = None,
         # Directory on the node's own disk: the engine loads its model from a copy there. None: from the model's path.
@@ -80,6 +82,8 @@ class EngineHost:
         self._on_lost = on_lost
         self._on_start_failed = on_start_failed
         self._on_phase = on_phase
+        self._on_silence = on_silence
+        self._name = name
         self._records = records
         self._task: asyncio.Task[None] | None = None
         self._process: EngineProcess | None = None
@@ -203,7 +207,8 @@ class EngineHost:
         exited = asyncio.ensure_future(process.wait())
         progress = ProgressWatch(client, stall_s=self.watch.stall_s, canary_s=self.watch.canary_s)
         stuck = asyncio.ensure_future(progress.until_stuck())
-        silent = asyncio.ensure_future(until_silent(client.healthy, process.is_stopped, self.watch.health))
+        silence = until_silent(self._name(), client.healthy, process.is_stopped, self.watch.health, self._on_silence)
+        silent = asyncio.ensure_future(silence)
         watches: list[asyncio.Future[Any]] = [exited, stuck, silent]
         try:
             await asyncio.wait([condemned, *watches], return_when=asyncio.FIRST_COMPLETED)

@@ -5,8 +5,12 @@ from __future__ import annotations
 import inspect
 import socket
 import struct
+import traceback
 from collections.abc import Callable
 from typing import Any
+
+from heddle_dask.engines.model_services.spec import ServiceFailed
+from heddle_dask.environments.api_errors import refusal_of
 
 # A frame on the socket of a process: a tag, the length of the body, the body.
 FRAME = struct.Struct("!cQ")
@@ -43,6 +47,14 @@ def accepted(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str,
     except (TypeError, ValueError):
         return {}  # a builtin without a signature takes none
     return {name: value for name, value in offered.items() if name in names}
+
+
+def failure_of(error: BaseException) -> tuple[str, str, str, float | None]:
+    """What `ToolRaised` says of an error that is handled: its line, its traceback, its cause, when to try again."""
+    if isinstance(error, ServiceFailed):
+        return str(error), "", "lost", None
+    cause, retry_after_s = refusal_of(error)
+    return one_line(error), traceback.format_exc(), cause, retry_after_s
 
 
 def one_line(error: BaseException) -> str:

@@ -71,6 +71,7 @@ from heddle_dask.live.wire.worker_messages import (
     GpusReturnedReport,
     HostEngine,
     MoveContextOrder,
+    SilenceReport,
     TakeContext,
 )
 from heddle_dask.live.worker.announcements import Announcements
@@ -81,6 +82,7 @@ from heddle_dask.live.worker.context_mover import ContextMover
 from heddle_dask.live.worker.engine_description import described_engine
 from heddle_dask.live.worker.engine_host import EXIT_NOTICED_S, EngineHost, Watch, visible_gpus
 from heddle_dask.live.worker.own_gpus import node_name
+from heddle_dask.live.worker.rejoin import comes_back
 from heddle_dask.live.worker.reply_reading import read_by_engine
 from heddle_dask.live.worker.weight_keeper import WeightKeeper
 
@@ -139,6 +141,7 @@ class RolloutWorker(WorkerPlugin):
         if ENGINE_RESOURCE not in worker.state.total_resources:
             return
         self.worker = worker
+        comes_back(worker)
         collect_seldom()
         self._threads = dask.bound_threads(worker, os.cpu_count() or 1)
         self.engine_id = ""
@@ -229,6 +232,8 @@ class RolloutWorker(WorkerPlugin):
             on_lost=self._on_lost,
             on_start_failed=lambda reason: self._send(EngineStartFailedReport(reason)),
             on_phase=lambda phase: self._send(EngineStartingReport(phase)),
+            on_silence=lambda line: self._send(SilenceReport(line)),
+            name=lambda: f"engine {self.engine_id}",
             watch=self.watch,
             weights=Path(weights) if (weights := os.environ.get(WEIGHTS_VARIABLE)) else None,
         )

@@ -8,8 +8,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+from distributed import get_worker
+
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.isolation.granted import granted
+from heddle_dask.live.wire.transport import send
+from heddle_dask.live.wire.worker_messages import SilenceReport
 from heddle_dask.sandbox.program_files import reap_folders
 from heddle_dask.sandbox.stateful.contract import SandboxFailed, SandboxSpec, StatefulSandbox
 from heddle_dask.sandbox.stateful.local_sandbox import close_keeper_of_loop, keeper_of_loop, sandboxes_directory
@@ -30,7 +34,14 @@ def _remote(name: str, spec: SandboxSpec) -> StatefulSandbox:
         raise SandboxFailed(
             f"sandbox: the kind remote needs root=ADDRESS, and {TOKEN_FILE_VARIABLE} in the worker's environment"
         )
-    return RemoteSandbox(spec.root, read_token(Path(path), make=False), name, spec)
+    worker = get_worker()
+    return RemoteSandbox(
+        spec.root,
+        read_token(Path(path), make=False),
+        name,
+        spec,
+        lambda line: send(worker, SilenceReport(line)),
+    )
 
 
 async def perform_in_sandbox(order: SandboxOrder, cpus: int = 1, idempotency_key: str = "") -> dict[str, Any]:

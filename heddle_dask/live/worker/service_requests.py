@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from heddle_dask.core.gpu_chunks import GpuChunk
-from heddle_dask.engines.model_services.host import ModelHost
-from heddle_dask.engines.model_services.spec import Input, ServiceFailed
-from heddle_dask.live.wire.messages import ActionPlacement
+from heddle_dask.engines.model_services.spec import Input, ModelServer
 
 
+@dataclass(frozen=True, slots=True)
 class ServiceHandle:
-    """The resident copy of the service that an action was granted; what ``async def f(…, service)`` is given."""
+    """The resident copy of the service that an action was granted; what ``async def f(…, service)`` is given.
 
-    def __init__(self, host: ModelHost, placement: ActionPlacement) -> None:
-        self._host = host
-        self._service = placement.service
-        self._chunk = GpuChunk(placement.first_gpu, placement.gpus)
+    Attributes
+    ----------
+    process_id
+        Pid of the process that serves it, on the host of the action.
+    """
 
-    @property
-    def process_id(self) -> int:
-        """Pid of the process that serves it, on the host of the action.
-
-        Raises
-        ------
-        ServiceFailed
-            The copy has died.
-        """
-        return self._host.resident(self._service, self._chunk).process_id
+    server: ModelServer
+    process_id: int
 
     async def score(self, inputs: Sequence[Input]) -> list[float]:
         """One number for each text or list of token ids.
@@ -36,12 +27,11 @@ class ServiceHandle:
         Raises
         ------
         ServiceFailed
-            The copy has died: the action is tried again on another one.
+            The copy has died: an action that ends by this is tried again on another one.
         ServiceRefused
             The service does not take these inputs.
         """
-        async with self._failure_told():
-            return await self._host.resident(self._service, self._chunk).score(inputs)
+        return await self.server.score(inputs)
 
     async def logprobs(self, token_ids: Sequence[int], start: int = 1) -> list[float]:
         """The logprob of each token from position `start` on, given all tokens before it.
@@ -51,16 +41,7 @@ class ServiceHandle:
         ServiceFailed, ServiceRefused
             As `score`.
         """
-        async with self._failure_told():
-            return await self._host.resident(self._service, self._chunk).logprobs(token_ids, start)
-
-    @contextlib.asynccontextmanager
-    async def _failure_told(self) -> AsyncIterator[None]:
-        try:
-            yield
-        except ServiceFailed:
-            await self._host.after_failure(self._service, self._chunk)
-            raise
+        return await self.server.logprobs(token_ids, start)
 
 
 async def score_inputs(inputs: Sequence[Input], *, service: ServiceHandle) -> list[float]:

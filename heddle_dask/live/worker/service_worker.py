@@ -30,13 +30,16 @@ from heddle_dask.live.wire.messages import (
     MODEL_RESOURCE,
     MODELS_PER_GPU_RESOURCE,
     SLOT_BYTES_RESOURCE,
+    ActionCall,
     ActionPlacement,
 )
 from heddle_dask.live.wire.transport import Handlers, send
-from heddle_dask.live.wire.worker_messages import ClearServicesOrder, LoadServiceOrder
+from heddle_dask.live.wire.worker_messages import ClearServicesOrder, LoadServiceOrder, SilenceReport
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
+from heddle_dask.live.worker.cpu_pool import CoreLease
 from heddle_dask.live.worker.own_gpus import OwnGpus
 from heddle_dask.live.worker.service_requests import ServiceHandle
+from heddle_dask.live.worker.tool_processes import ToolRaised
 from heddle_dask.live.worker.tool_worker import ToolWorker
 
 PLUGIN_NAME = "heddle-service-worker"
@@ -54,7 +57,7 @@ class ServiceWorker(ToolWorker):
             return
         logs = os.environ.get(ENGINE_LOGS_VARIABLE) or worker.local_directory
         await asyncio.to_thread(sweep_memory)  # a worker that was killed has left its models in memory
-        self._host = ModelHost(self._devices(worker.state.total_resources), Path(logs), self._lost)
+        self._host = ModelHost(self._devices(worker.state.total_resources), Path(logs), self._lost, self._tell)
         self._gpus = OwnGpus(worker, "services")
         self._orders = ChunkOrders()
         self._background = BackgroundTasks(worker.loop, self._fault)
@@ -94,8 +97,19 @@ class ServiceWorker(ToolWorker):
 
     def offered(self, placement: ActionPlacement) -> dict[str, Any]:
         """The granted copy, for a parameter ``service``; the granted GPUs, for a parameter ``gpus``."""
-        service = ServiceHandle(self._host, placement) if placement.service else None
-        return {**super().offered(placement), "service": service, "gpus": placement.gpus}
+        offered = {**super().offered(placement), "service": None, "gpus": placement.gpus}
+        if placement.service:
+            copy = self._host.resident(placement.service, GpuChunk(placement.first_gpu, placement.gpus))
+            offered["service"] = ServiceHandle(copy.server, copy.process_id)
+        return offered
+
+    async def _run(self, call: ActionCall, placement: ActionPlacement, lease: CoreLease) -> bytes:
+        try:
+            return await super()._run(call, placement, lease)
+        except (ServiceFailed, ToolRaised) as error:
+            if placement.service and (isinstance(error, ServiceFailed) or error.cause == "lost"):
+                await self._host.after_failure(placement.service, GpuChunk(placement.first_gpu, placement.gpus))
+            raise
 
     def load_service(self, sender: str, order: LoadServiceOrder) -> None:
         """Make a copy resident, beside the handling of messages."""
@@ -155,6 +169,10 @@ class ServiceWorker(ToolWorker):
         if self._session:
             lost = ServiceLost(UNSTAMPED, self.host_id, service, chunk.first, chunk.gpus, cause)
             self._report(self._session, lost)
+
+    def _tell(self, line: str) -> None:
+        assert self.worker is not None
+        send(self.worker, SilenceReport(line))
 
     def _report(self, session: str, event: Reported) -> None:
         assert self.worker is not None

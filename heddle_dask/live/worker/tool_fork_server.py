@@ -30,14 +30,12 @@ import socket
 import struct
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Collection
 from typing import Any
 
 import cloudpickle
 
 from heddle_dask.engines.watchdog import SHIELDED_SIGNALS, SHIELDED_VARIABLE
-from heddle_dask.environments.api_errors import refusal_of
 from heddle_dask.isolation import process_tree
 from heddle_dask.live.worker.call_terms import lift_limits
 from heddle_dask.live.worker.coroutine_server import serve_coroutines
@@ -50,7 +48,7 @@ from heddle_dask.live.worker.process_calls import (
     RAISED,
     VALUE,
     accepted,
-    one_line,
+    failure_of,
     receive,
 )
 
@@ -208,8 +206,8 @@ def _answer(body: bytes, idle_cores: Collection[int]) -> tuple[bytes, bytes]:
     except BaseException as error:  # SystemExit too: a tool does not end the process that the next one uses
         lift_limits()
         tag = RAISED
-        cause, retry_after_s = refusal_of(error)
-        raised = (one_line(error), traceback.format_exc(), terms.cause_of(error) or cause, retry_after_s)
+        line, detail, cause, retry_after_s = failure_of(error)
+        raised = (line, detail, terms.cause_of(error) or cause, retry_after_s)
         answer = cloudpickle.dumps(raised)
     # Before the answer, with which the cores go to another action.
     left = process_tree.has_children() and process_tree.end_children()

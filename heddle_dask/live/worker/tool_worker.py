@@ -50,6 +50,7 @@ from heddle_dask.live.worker.action_runner import ActionRunner
 from heddle_dask.live.worker.announcements import Announcements
 from heddle_dask.live.worker.cpu_pool import CoreLease, CpuPool
 from heddle_dask.live.worker.process_calls import one_line
+from heddle_dask.live.worker.rejoin import comes_back
 from heddle_dask.live.worker.running_call import LimitExceeded
 from heddle_dask.live.worker.sandbox_host import close_sandbox, close_sandboxes, reap_stale_sandboxes
 from heddle_dask.live.worker.tool_processes import ToolProcessEnded, ToolRaised, ToolServerEnded
@@ -85,6 +86,7 @@ class ToolWorker(WorkerPlugin):
         if resources is None:
             return
         self.worker = worker
+        comes_back(worker)
         collect_seldom()
         self._threads = dask.bound_threads(worker, os.cpu_count() or 1)
         self.host_id = HostId(f"{worker.name}/{os.getpid()}")

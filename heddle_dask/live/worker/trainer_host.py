@@ -19,16 +19,17 @@ from distributed.diagnostics.plugin import WorkerPlugin
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.health import HealthLimits
-from heddle_dask.engines.model_services.served_process import ServedProcess
+from heddle_dask.engines.model_services.served_process import ProcessEnded, ServedProcess
 from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceRefused
 from heddle_dask.live.wire.messages import ENGINE_LOGS_VARIABLE, TRAINER_RESOURCE, TRAINER_THREADS_VARIABLE
 from heddle_dask.live.worker.own_gpus import OwnGpus
+from heddle_dask.live.worker.rejoin import comes_back
 
 PLUGIN_NAME = "heddle-trainer-host"
 TRAINER_MODULE = "pipelines.grpo"
 START_TIMEOUT_S = 600.0
 # It may hold its interpreter for long while it computes.
-_LIMITS = HealthLimits(misses=12)
+_LIMITS = HealthLimits(misses=16)
 TRAINER_TOPIC = "heddle-trainer"
 """The topic of Dask's events under which it is told that a trainer has died or is silent."""
 # A batch on which process after process dies is a matter for the user.
@@ -73,6 +74,7 @@ class TrainerHost(WorkerPlugin):
         if TRAINER_RESOURCE not in worker.state.total_resources:
             return
         self.worker = worker
+        comes_back(worker)
         self._logs = Path(os.environ.get(ENGINE_LOGS_VARIABLE) or worker.local_directory)
         self._starting = asyncio.Lock()
         self._gpus = OwnGpus(worker, "trainer")
@@ -98,10 +100,11 @@ class TrainerHost(WorkerPlugin):
             except ServiceRefused as error:
                 raise BadInput(str(error)) from error
             except ServiceFailed as error:
-                if attempt + 1 == ATTEMPTS or await process.client.healthy():
+                # One that was given up may answer again by now.
+                failed_only = not isinstance(error, ProcessEnded) and await process.client.healthy()
+                if attempt + 1 == ATTEMPTS or failed_only:
                     raise
-                assert self.worker is not None
-                self.worker.log_event(TRAINER_TOPIC, f"{error}; another process is given the order {path[1:]}")
+                self._tell(f"{error}; another process is given the order {path[1:]}")
                 # What is left of it may take a while to end, and answers nobody.
                 await self._end(process)
         raise AssertionError("each attempt returns or raises")
@@ -127,7 +130,7 @@ class TrainerHost(WorkerPlugin):
             await self._end_running()
             environment = await self._environment(spec)
             self._spec = dict(spec)
-            self._process = process = ServedProcess("grpo", self._logs, noun="trainer", limits=_LIMITS)
+            self._process = process = ServedProcess("grpo", self._logs, noun="trainer", limits=_LIMITS, tell=self._tell)
             try:
                 await process.start(self._command(spec, process), environment, START_TIMEOUT_S)
             except ServiceFailed:
@@ -140,6 +143,10 @@ class TrainerHost(WorkerPlugin):
                 await self.stop()
                 raise
             return process
+
+    def _tell(self, line: str) -> None:
+        assert self.worker is not None
+        self.worker.log_event(TRAINER_TOPIC, line)
 
     def _command(self, spec: Spec, process: ServedProcess) -> list[str]:
         assert self.worker is not None

@@ -16,7 +16,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from heddle_dask.core.errors import BadInput, WriteFailed
+from heddle_dask.core.errors import BadInput, WriteFailed, one_line_of
+from heddle_dask.core.plain_files import open_plain
+from heddle_dask.training.batch_files import UNREADABLE, check_not_packed
 from heddle_dask.training.sample_rows import SampleRow
 
 
@@ -99,12 +101,13 @@ def read_verl_step(path: Path) -> dict[str, npt.NDArray[Any]]:
     BadInput
     """
     try:
-        with open(path, "rb") as raw, np.load(raw, allow_pickle=False) as file:
+        with open_plain(path) as raw, np.load(raw, allow_pickle=False) as file:
+            check_not_packed(file)
             return {
                 name: file[name].astype(object) if file[name].dtype.kind == "U" else file[name] for name in file.files
             }
-    except (OSError, ValueError, AttributeError) as error:
-        raise BadInput(f"cannot read {path}: {error}: export it again") from None
+    except UNREADABLE as error:
+        raise BadInput(f"cannot read {path}: {one_line_of(error)}: export it again") from None
 
 
 def _fill(columns: dict[str, npt.NDArray[Any]], index: int, row: SampleRow, cut: int) -> None:

@@ -153,7 +153,7 @@ def _place_of(call: FunctionCall) -> CallPlace:
     if not inspect.iscoroutinefunction(call.function):
         return "process"
     ours = str(getattr(call.function, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
-    return "loop" if ours or call.wanted.service else "coroutines"
+    return "loop" if ours else "coroutines"
 
 
 def _replayed(call: str, index: int, name: str, body: Mapping[str, Any]) -> tuple[ActionOutcome, Any]:
