@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,10 @@ GROWTH_TOKENS: Floats = np.concatenate([[0.0], 64.0 * 2.0 ** (np.arange(61) / 4)
 """Edges of the bins, from 0 to two million tokens; they are also the horizons of a forecast."""
 _WIDTHS = np.diff(GROWTH_TOKENS)
 _BINS = len(_WIDTHS)
+# Growth after each horizon (column) from the start of each bin (row), the bin in which it is, and how far in.
+_UNTIL: Floats = GROWTH_TOKENS[:-1, None] + GROWTH_TOKENS
+_UNTIL_BIN: NDArray[np.intp] = np.minimum(np.searchsorted(GROWTH_TOKENS, _UNTIL, side="right") - 1, _BINS - 1)
+_UNTIL_IN_BIN: Floats = np.minimum(_UNTIL, GROWTH_TOKENS[-1]) - GROWTH_TOKENS[_UNTIL_BIN]
 # Prior: hazard per growth of a context by the factor e (one doubles with probability 0.71), and its weight. Set before
 # any measurement, and not tuned.
 _PRIOR_PER_E_FOLD = 0.5
@@ -74,28 +79,40 @@ class GrowthLaw:
         Hazard of each bin before that: `prior_hazard`, or `hazard` of a wider class of trajectories.
     doubt
         Standard deviations by which the cumulative hazard is lowered.
+    horizons
+        Number of horizons of `survival`, from the first.
 
     Attributes
     ----------
     hazard
         Cumulative hazard of each bin.
-    survival
-        Row: bin of the growth so far; column: horizon of `GROWTH_TOKENS`. The probability that a trajectory grows by
-        more than the horizon from there.
     """
 
-    def __init__(self, counts: GrowthCounts, prior: Floats, doubt: float) -> None:
-        reached = counts.reached + _PRIOR_TRAJECTORIES
-        ends = counts.ends + _PRIOR_TRAJECTORIES * -np.expm1(-prior)
-        self.hazard: Floats = -np.log1p(-ends / reached)
-        mean = np.concatenate([[0.0], np.cumsum(self.hazard)])
-        variance = np.concatenate([[0.0], np.cumsum(ends / reached**2)])
-        start = GROWTH_TOKENS[:-1]
-        until = start[:, None] + GROWTH_TOKENS[None, :]
-        ahead = np.interp(until, GROWTH_TOKENS, mean) - mean[:-1, None]
-        unsure = np.interp(until, GROWTH_TOKENS, variance) - variance[:-1, None]
-        low = np.maximum.accumulate(np.maximum(0.0, ahead - doubt * np.sqrt(np.maximum(0.0, unsure))), axis=1)
-        self.survival: Floats = np.exp(-low)
+    def __init__(self, counts: GrowthCounts, prior: Floats, doubt: float, horizons: int = _BINS + 1) -> None:
+        self._reached = counts.reached + _PRIOR_TRAJECTORIES
+        self._ends = counts.ends + _PRIOR_TRAJECTORIES * -np.expm1(-prior)
+        self._doubt, self._horizons = doubt, horizons
+        self.hazard: Floats = -np.log1p(-self._ends / self._reached)
+
+    @cached_property
+    def survival(self) -> Floats:
+        """The probability that a trajectory grows by more than a horizon from where it is.
+
+        Row: bin of the growth so far; column: horizon of `GROWTH_TOKENS`.
+        """
+        ahead = self._ahead(self.hazard)
+        if self._doubt > 0:
+            unsure = self._ahead(self._ends / self._reached**2)
+            ahead -= self._doubt * np.sqrt(np.maximum(0.0, unsure))
+        survival: Floats = np.exp(-np.maximum.accumulate(np.maximum(0.0, ahead), axis=1))
+        return survival
+
+    def _ahead(self, of_bins: Floats) -> Floats:
+        """The sum over what lies between each start and each horizon, even within a bin."""
+        sums = np.concatenate([[0.0], np.cumsum(of_bins)])
+        bins = _UNTIL_BIN[:, : self._horizons]
+        ahead: Floats = (np.diff(sums) / _WIDTHS)[bins] * _UNTIL_IN_BIN[:, : self._horizons] + sums[bins]
+        return ahead - sums[:-1, None]
 
 
 class GrowingContext(NamedTuple):
@@ -149,13 +166,15 @@ class DomainGrowth:
 class GrowthLaws:
     """The law of each domain; the hazards of all together are the prior of each."""
 
-    def __init__(self, domains: Mapping[str, DomainGrowth], first_tokens: float, doubt: float) -> None:
+    def __init__(
+        self, domains: Mapping[str, DomainGrowth], first_tokens: float, doubt: float, horizons: int = _BINS + 1
+    ) -> None:
         counts = {name: GrowthCounts.of(list(d.ended), [*d.cut, *d.growth]) for name, d in domains.items()}
         prior = prior_hazard(_first_tokens(domains, first_tokens))
-        self._every = GrowthLaw(sum(counts.values(), GrowthCounts.of((), ())), prior, doubt)
+        self._every = GrowthLaw(sum(counts.values(), GrowthCounts.of((), ())), prior, doubt, horizons)
         self._laws: dict[str, GrowthLaw] = {}
         if len(domains) > 1:
-            self._laws = {name: GrowthLaw(c, self._every.hazard, doubt) for name, c in counts.items()}
+            self._laws = {name: GrowthLaw(c, self._every.hazard, doubt, horizons) for name, c in counts.items()}
 
     def of(self, domain: str) -> GrowthLaw:
         """The law of a domain; that of all together where it was never seen."""
@@ -220,7 +239,7 @@ class ContextForecast:
         self._mean: Floats = np.zeros((len(capacity_tokens), len(self._horizons)))
         self._variance: Floats = np.zeros_like(self._mean)
         self._groups: dict[str, dict[int, _Group]] = {}
-        self._laws = GrowthLaws(domains, first_tokens, doubt)
+        self._laws = GrowthLaws(domains, first_tokens, doubt, len(self._horizons))
         for name, domain in domains.items():
             if live := [*domain.live, *domain.others]:
                 self._add_all(self._laws.of(name), live)

@@ -428,9 +428,15 @@ def results_needed(worker: WorkerState) -> int:
 
 
 def _tune(stream: BatchedSend, interval_s: float) -> None:
-    """Send sooner, and keep nothing: Dask keeps the last 1,000 messages of each stream, with all that tasks carry."""
+    """Send sooner, keep nothing, and pack at once.
+
+    Dask keeps the last 1,000 messages of each stream, with all that tasks carry. It estimates the size of each message
+    before it packs it, since more than 10 MB would be packed in a thread; what is so long takes other ways here.
+    """
     stream.interval = interval_s
     stream.recent_message_log = deque(maxlen=0)
+    if stream.comm is not None:
+        stream.comm.allow_offload = False
 
 
 def forget_task_names(most: int = 4096) -> None:

@@ -18,7 +18,7 @@ from heddle_dask.live.wire.codec import WireValue
 Key = tuple[str, str, str, int, int]
 
 # Messages wait this long for others instead of Dask's 2 to 10 ms: a step is on the critical path.
-STREAM_INTERVAL_S = 0.0002
+STREAM_INTERVAL_S = 0.001
 STEP_PREFIX = "llm"
 ACTION_PREFIX = "tool"
 ENGINE_PLUGIN = "heddle-rollout-worker"  # name of the worker plugin that hosts engines

@@ -74,6 +74,7 @@ from heddle_dask.live.wire.worker_messages import (
     SilenceReport,
     TakeContext,
 )
+from heddle_dask.live.worker.allocator import keep_buffers
 from heddle_dask.live.worker.announcements import Announcements
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.called_off_steps import NOT_BEGUN, CalledOffSteps
@@ -87,8 +88,8 @@ from heddle_dask.live.worker.reply_reading import read_by_engine
 from heddle_dask.live.worker.weight_keeper import WeightKeeper
 
 PLUGIN_NAME = ENGINE_PLUGIN
-# A step's start is reported this much later: the request to the engine goes first.
-REPORT_START_AFTER_S = 0.005
+# Steps that have started are reported together, this long after the first: their requests to the engine go first.
+REPORT_STARTS_AFTER_S = 0.02
 # A step whose engine does not answer waits so long for word that the engine is lost.
 LOSS_NOTICED_S = 2 * EXIT_NOTICED_S
 # Of this process, whatever plugin counts: a driver may replace the one of a preload, and an engine id names one start.
@@ -143,6 +144,7 @@ class RolloutWorker(WorkerPlugin):
         self.worker = worker
         comes_back(worker)
         collect_seldom()
+        keep_buffers()
         self._threads = dask.bound_threads(worker, os.cpu_count() or 1)
         self.engine_id = ""
         self._host: EngineHost | None = None
@@ -157,6 +159,7 @@ class RolloutWorker(WorkerPlugin):
         published = Path(f"{weights}-published")
         self._mover = ContextMover(self, self._contexts, self._send)
         self._running: dict[Key, str] = {}
+        self._started: list[tuple[StepCall, EngineId]] = []  # not reported yet
         self._called_off = CalledOffSteps(worker)
         self._fault = tells_faults(worker)
         self._background = BackgroundTasks(worker.loop, self._fault)
@@ -300,7 +303,9 @@ class RolloutWorker(WorkerPlugin):
             return self._failed(call, engine_id, "context-missing", "")
         if call.key in self._called_off:
             return self._ended(call, self._answer(call, context, NOT_BEGUN, engine_id, 0.0))
-        self.worker.loop.call_later(REPORT_START_AFTER_S, self._report_started, call, engine_id)
+        if not self._started:
+            self.worker.loop.call_later(REPORT_STARTS_AFTER_S, self._report_started)
+        self._started.append((call, engine_id))
         try:
             only = placement.prefill_only and can_stop_after_prompt(call)
             asked = replace(call, sampling=replace(call.sampling, max_tokens=1)) if only else call
@@ -342,9 +347,11 @@ class RolloutWorker(WorkerPlugin):
             with guarded("the report of a step", report.session, self._fault):
                 self._send(report)
 
-    def _report_started(self, call: StepCall, engine_id: EngineId) -> None:
-        if call.key in self._running:
-            self._send(Report(call.session, StepStarted(UNSTAMPED, call.step_id, engine_id)))
+    def _report_started(self) -> None:
+        started, self._started = self._started, []
+        for call, engine_id in started:
+            if call.key in self._running:
+                self._send(Report(call.session, StepStarted(UNSTAMPED, call.step_id, engine_id)))
 
     async def _generate(
         self, client: EngineClient, call: StepCall, context: CachedContext, priority: float

@@ -47,6 +47,7 @@ from heddle_dask.live.wire.worker_messages import (
     PutActionPayload,
 )
 from heddle_dask.live.worker.action_runner import ActionRunner
+from heddle_dask.live.worker.allocator import keep_buffers
 from heddle_dask.live.worker.announcements import Announcements
 from heddle_dask.live.worker.cpu_pool import CoreLease, CpuPool
 from heddle_dask.live.worker.process_calls import one_line
@@ -88,6 +89,7 @@ class ToolWorker(WorkerPlugin):
         self.worker = worker
         comes_back(worker)
         collect_seldom()
+        keep_buffers()
         self._threads = dask.bound_threads(worker, os.cpu_count() or 1)
         self.host_id = HostId(f"{worker.name}/{os.getpid()}")
         cpus = resources[CPUS]
