@@ -112,7 +112,8 @@ class GrowthLaw:
         sums = np.concatenate([[0.0], np.cumsum(of_bins)])
         bins = _UNTIL_BIN[:, : self._horizons]
         ahead: Floats = (np.diff(sums) / _WIDTHS)[bins] * _UNTIL_IN_BIN[:, : self._horizons] + sums[bins]
-        return ahead - sums[:-1, None]
+        ahead -= sums[:-1, None]
+        return ahead
 
 
 class GrowingContext(NamedTuple):
