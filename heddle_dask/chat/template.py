@@ -18,11 +18,11 @@ template's. Characters lead to tokens by the offsets of the tokenizer.
 from __future__ import annotations
 
 import json
-import logging
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +207,17 @@ class ChatTemplate:
             self._made[text] = ChatTemplate(self._tokenizer, self._model_dir, self._more_end_ids, json.loads(text))
         return self._made[text]
 
+    @cached_property
+    def shows_tools(self) -> bool:
+        """Whether a conversation shows the tools that are set."""
+        without = self._variables.keys() - {"tools"}
+        for system in ([], [{"role": "system", "content": "system"}]):
+            with suppress(BadInput):  # some formats have no system message
+                text = self._text([*system, _QUESTION], prompt=True)
+                if text != self._text([*system, _QUESTION], prompt=True, names=without):
+                    return True
+        return False
+
     def render(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a whole conversation, ending with the generation prompt or with a prefill."""
         return self.opening(messages).token_ids
@@ -337,7 +348,8 @@ class ChatTemplate:
             raise self._bad(f"drops or changes an assistant turn when these follow: {roles}")
         return behind
 
-    def _text(self, messages: Sequence[Message], *, prompt: bool) -> str:
+    def _text(self, messages: Sequence[Message], *, prompt: bool, names: Iterable[str] | None = None) -> str:
+        """The text of a conversation, with all variables or with those of these names."""
         from jinja2.exceptions import TemplateError
 
         try:
@@ -345,7 +357,7 @@ class ChatTemplate:
                 [dict(message) for message in messages],
                 tokenize=False,
                 add_generation_prompt=prompt,
-                **self._variables,
+                **{name: self._variables[name] for name in (self._variables if names is None else names)},
             )
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages) or "no message"
@@ -377,32 +389,23 @@ class ChatTemplate:
         return BadInput(f"chat template of {self._model_dir!r} {reason}")
 
 
-@contextmanager
-def _without_torch_notice() -> Iterator[None]:
-    """transformers says at its import that it found no PyTorch: tokenizers need none."""
-    log = logging.getLogger("transformers")
-    log.addFilter(_is_no_torch_notice)
-    try:
-        yield
-    finally:
-        log.removeFilter(_is_no_torch_notice)
-
-
-def _is_no_torch_notice(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith("PyTorch was not found")
-
-
 def _load_tokenizer(folder: Path) -> Any:
-    # Imported here because the import takes 0.8 to 2 s, and only rendering needs it.
-    # `PreTrainedTokenizerFast` does not import torch; `AutoTokenizer` does if torch is installed, so it is used only
-    # for directories without a tokenizer.json.
-    with _without_torch_notice():
-        if (folder / "tokenizer.json").is_file():
-            from transformers.tokenization_utils_fast import PreTrainedTokenizerFast as Loader
-        else:
-            from transformers import AutoTokenizer as Loader
+    # Imported here because only rendering needs them, and they take 0.1 s and 1 to 2 s.
     try:
-        return Loader.from_pretrained(str(folder), local_files_only=True)
+        if (folder / "tokenizer.json").is_file():
+            from heddle_dask.chat.tokenizer import TokenizerFiles
+
+            return TokenizerFiles(folder)
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    except ModuleNotFoundError as error:
+        if error.name != "transformers":
+            raise
+        raise BadInput(
+            f"model directory {str(folder)!r} has no tokenizer.json: "
+            "its tokenizer needs transformers (pip install transformers)"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError, ImportError) as error:
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise BadInput(f"model directory {str(folder)!r}: no usable tokenizer: {first[0]}") from error

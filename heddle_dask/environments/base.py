@@ -305,14 +305,14 @@ class Context(ActionContext, Protocol):
     def set_template(self, **variables: Any) -> None:
         """Set variables of the chat template for this trajectory, before anything is appended.
 
-        ``ctx.set_template(tools=[…], enable_thinking=False)``: `tools` are functions with type hints and a docstring
-        (Google's form, a line for each parameter below ``Args:``), which `run_tools` then calls, or JSON schemas. All
-        other names are those that the model's template uses. They come on top of the run's (`ChatModel`).
+        ``ctx.set_template(tools=[…], enable_thinking=False)``: `tools` are functions with type hints, which
+        `run_tools` then calls, or JSON schemas. The model reads what their docstrings say (of NumPy, Google or reST
+        style). All other names are those that the model's template uses. They come on top of the run's (`ChatModel`).
 
         Raises
         ------
         BadInput
-            Something was appended before, a name is no variable, a tool has no type hints or docstring, or the template
+            Something was appended before, a name is no variable, a tool has no type hints, or the template
             cannot be used with these values.
         """
 

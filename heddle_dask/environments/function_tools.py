@@ -1,4 +1,4 @@
-"""Tools that are plain functions: their schemas, the turns of a model that calls them, and an agent of nothing else."""
+"""Tools that are plain functions: the turns of a model that calls them, and an agent of nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 from heddle_dask.chat.tool_calls import MalformedCall, ToolCall
@@ -15,38 +14,10 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.actions import FunctionCall
 from heddle_dask.environments.base import CUT, ActionFailed, Context, Reply, Reward, Task
 from heddle_dask.environments.tool_agent import no_tool, shortened
+from heddle_dask.environments.tool_schema import Function, schema_of
 
-Function = Callable[..., Any]
 MOST_USELESS = 8
 """Replies in a row that call no tool that there is, after which a conversation ends."""
-
-
-@lru_cache(maxsize=256)
-def schema_of(function: Function) -> Mapping[str, Any]:
-    """The JSON schema of a function, from its type hints and its docstring.
-
-    Raises
-    ------
-    BadInput
-        A parameter without a type hint or a description, or no docstring.
-    """
-    # Imported here because it takes a second, and imports torch where there is one.
-    from transformers.utils.chat_template_utils import (
-        DocstringParsingException,
-        TypeHintParsingException,
-        get_json_schema,
-    )
-
-    try:
-        schema: dict[str, Any] = get_json_schema(function)
-    except (DocstringParsingException, TypeHintParsingException, NameError, TypeError, ValueError) as error:
-        what = " ".join(str(error).split()).rstrip("!.")
-        raise BadInput(
-            f"tool {getattr(function, '__name__', function)!r}: {what}: "
-            "give type hints and a docstring with a line for each parameter below 'Args:'"
-        ) from None
-    schema["function"].pop("return", None)
-    return schema
 
 
 @dataclass(slots=True)
@@ -144,7 +115,7 @@ class ToolAgent:
     Raises
     ------
     BadInput
-        A tool has no type hints or docstring.
+        A tool has a parameter without a type hint.
     """
 
     def __init__(

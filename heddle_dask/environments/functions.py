@@ -65,5 +65,5 @@ def as_environment(env: object) -> Environment:
         return FunctionEnvironment(env, name=env.__name__)
     raise BadInput(
         f"env is a {type(env).__name__}: give a name, an environment (name, tasks, solve), or "
-        "`async def solve(task, ctx)`"
+        "`async def solve(task, ctx)`, or with tools= a function `score(task, answer)`"
     )

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers.tokenization_utils_fast import PreTrainedTokenizerFast
 
 from heddle_dask.chat.template import TEMPLATE_TEXT, ChatTemplate, Rendering
 from heddle_dask.core.errors import BadInput
@@ -167,15 +168,18 @@ def test_directories_without_tokenizer_or_template_are_bad_input(tmp_path: Path)
         ChatTemplate.load(str(tmp_path / "b"))
 
 
-def test_loading_does_not_import_torch(tmp_path: Path) -> None:
+def test_loading_imports_no_transformers(tmp_path: Path) -> None:
+    """They are no part of the base package; what needs them says so."""
     folder = model_dir(tmp_path, CHATML)
     program = (
-        "import sys\nfrom heddle_dask.chat.template import ChatTemplate\n"
-        "assert 'transformers' not in sys.modules\n"
-        "ChatTemplate.load(sys.argv[1]).check_append_only()\nprint('torch' in sys.modules)"
+        "import sys\nsys.modules['transformers'] = None\nfrom heddle_dask.chat.template import ChatTemplate\n"
+        "ChatTemplate.load(sys.argv[1]).check_append_only()\nChatTemplate.load(sys.argv[2])"
     )
-    done = subprocess.run([sys.executable, "-c", program, folder], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    (tmp_path / "old").mkdir()
+    command = [sys.executable, "-c", program, folder, str(tmp_path / "old")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    last = done.stderr.splitlines()[-1]
+    assert last.endswith("/old' has no tokenizer.json: its tokenizer needs transformers (pip install transformers)")
 
 
 # -- who wrote which token -------------------------------------------------------------------------
@@ -362,7 +366,8 @@ def test_a_begun_reply_is_outside_of_the_opened_thinking(tmp_path: Path) -> None
     """As `continue_final_message` of transformers renders it."""
     chat = ChatTemplate.load(model_dir(tmp_path, THINKING))
     messages = [QUESTION, {"role": "assistant", "content": "2"}, QUESTION, {"role": "assistant", "content": "It is"}]
-    whole = chat._tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    theirs = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    whole = theirs.apply_chat_template(messages, tokenize=False, continue_final_message=True)
     assert text_of(chat, chat.render([QUESTION])).endswith("<think>\n")
     assert text_of(chat, chat.render(messages)) == whole
     bridge = text_of(chat, chat.following(messages[2:], ended=True).token_ids)

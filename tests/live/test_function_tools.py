@@ -6,9 +6,10 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from worlds.scripted_plane import ScriptedPlane, context_on, sampled
@@ -18,9 +19,11 @@ from heddle_dask.chat.tool_calls import MalformedCall, ToolCall, format_call
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.contract import ReplyReading
 from heddle_dask.environments.base import CUT, Reply, Task
-from heddle_dask.environments.function_tools import ToolAgent, schema_of
+from heddle_dask.environments.function_tools import ToolAgent
+from heddle_dask.environments.tool_schema import schema_of
 from heddle_dask.live.driver.options import Budget
-from heddle_dask.live.driver.programs.context import LiveContext
+from heddle_dask.live.driver.programs.context import NO_TOOLS_SHOWN, LiveContext
+from heddle_dask.live.driver.runs.shown_progress import ShownProgress
 from heddle_dask.live.wire.messages import ActionOutcome
 from heddle_dask.live.wire.result_codec import step_from_body
 
@@ -71,23 +74,120 @@ def test_a_schema_comes_from_type_hints_and_docstring() -> None:
         "type": "object",
         "properties": {
             "query": {"type": "string", "description": "What to search for."},
-            "label": {"type": "string", "description": "Where to search."},
+            "label": {"type": "string", "default": "web", "description": "Where to search."},
         },
         "required": ["query"],
     }
+
+
+def numpy_style(query: str, most: int | None = None) -> list[str]:
+    """Search for pages.
+
+    Parameters
+    ----------
+    query
+        What to search for,
+        in words.
+    most : int, optional
+    """
+    return []
+
+
+def rest_style(query: str, most: int | None = None) -> list[str]:
+    """Search for pages.
+
+    :param query: What to search for, in words.
+    """
+    return []
+
+
+def undocumented(query: str, most: int | None = None) -> list[str]:
+    return []
+
+
+class Searcher:
+    """An engine."""
+
+    def __call__(self, query: str, most: int | None = None) -> list[str]:
+        """Search for pages."""
+        return []
+
+    def search(self, query: str, most: int | None = None) -> list[str]:
+        """Search for pages."""
+        return []
+
+
+async def awaited(query: str, most: int | None = None) -> list[str]:
+    """Search for pages."""
+    return []
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "about", "of_query"),
+    [
+        (numpy_style, "numpy_style", "Search for pages.", "What to search for, in words."),
+        (rest_style, "rest_style", "Search for pages.", "What to search for, in words."),
+        (undocumented, "undocumented", "", None),
+        (Searcher(), "Searcher", "Search for pages.", None),
+        (Searcher().search, "search", "Search for pages.", None),
+        (awaited, "awaited", "Search for pages.", None),
+        (partial(awaited, most=3), "awaited", "Search for pages.", None),
+    ],
+)
+def test_descriptions_are_taken_where_the_docstring_has_them(
+    function: Callable[..., Any], name: str, about: str, of_query: str | None
+) -> None:
+    schema = schema_of(function)["function"]
+    assert (schema["name"], schema["description"]) == (name, about)
+    query = schema["parameters"]["properties"]["query"]
+    assert query == {"type": "string", **({"description": of_query} if of_query else {})}
+    assert schema["parameters"]["properties"]["most"]["anyOf"] == [{"type": "integer"}, {"type": "null"}]
+    assert schema["parameters"].get("required") == ["query"]
+
+
+@dataclass
+class Place:
+    title: str
+    floor: int = 0
+
+
+def test_parameters_may_have_any_name_and_rich_types() -> None:
+    """Names that classes of pydantic have, values that look like schemas, and types of the user's."""
+
+    def book(
+        schema: Place, copy: Literal["one", "two"] = "one", title: str = "none", default: object = print, **more: int
+    ) -> None:
+        """Note: this looks like a section
+
+        Parameters
+        """
+
+    parameters = schema_of(book)["function"]["parameters"]
+    assert set(parameters["properties"]) == {"schema", "copy", "title", "default"}
+    assert parameters["properties"]["copy"] == {"type": "string", "enum": ["one", "two"], "default": "one"}
+    (place,) = parameters["$defs"].values()
+    assert place["properties"] == {"title": {"type": "string"}, "floor": {"type": "integer", "default": 0}}
+    json.dumps(parameters)
 
 
 def test_what_is_no_tool_is_refused_in_one_line(model_dir: str) -> None:
     def bare(query):  # type: ignore[no-untyped-def]
         """Search."""
 
-    def silent(query: str) -> str:
-        """Search."""
-        return query
+    def nameless(*queries: str) -> str:
+        return ""
+
+    def odd(plane: ScriptedPlane) -> str:
+        return ""
+
+    def unknown(query: Nowhere) -> str:  # type: ignore[name-defined] # noqa: F821
+        return ""
 
     for tools, message in [
-        ([bare], "tool 'bare': .*missing a type hint.*below 'Args:'"),
-        ([silent], "tool 'silent': .*no description for the argument 'query'"),
+        ([bare], "tool 'bare': parameter 'query' has no type hint"),
+        ([nameless], "tool 'nameless': parameter 'queries' has no name in a call"),
+        ([odd], "tool 'odd': a type hint has no JSON schema: .*ScriptedPlane"),
+        ([unknown], "tool 'unknown': .*'Nowhere' is not defined"),
         ([5], "use a list of functions"),
         (add, "use a list of functions"),
         ("add", "use a list of functions"),
@@ -172,6 +272,26 @@ def test_an_agent_of_tools_needs_no_loop_of_its_own(template: ChatTemplate) -> N
     endless = ScriptedPlane(*says(*[format_call("add", {"first": 2, "second": 3})] * 3))
     budget = Budget(max_steps=3)
     assert asyncio.run(agent.solve(task, context_on(endless, "", template=template, budget=budget))) == 0.0
+
+
+def test_a_template_that_shows_no_tools_is_told(template: ChatTemplate, model_dir: str) -> None:
+    for shows, chat in ((True, template), (False, ChatTemplate.load(model_dir))):
+        told: list[str] = []
+        ctx = context_on(ScriptedPlane(), "", template=chat)
+        ctx._services = replace(ctx._services, note_once=told.append)
+        ctx.set_template(enable_thinking=False)
+        ctx.set_template(tools=[])
+        assert told == []
+        ctx.set_template(tools=[add])
+        assert told == ([] if shows else [NO_TOOLS_SHOWN])
+
+
+def test_what_each_trajectory_may_tell_is_told_once() -> None:
+    told: list[str] = []
+    shown = ShownProgress(told.append)
+    for line in ("one", "two", "one"):
+        shown.note_once(line)
+    assert told == ["one", "two"]
 
 
 def test_calls_that_the_engine_has_read_go_before_those_read_here(template: ChatTemplate) -> None:

@@ -48,7 +48,7 @@ def rollout(client: Any, model: str, env: Any, quota: ApiQuota, notes: list[str]
         engines=emulated(model),
         pools=Pools(quotas=[quota]),
         budget=Budget(retries=RetryPolicy(**retries)),
-        on_progress=notes.append,
+        progress=notes.append,
     )
 
 

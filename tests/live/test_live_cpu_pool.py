@@ -138,7 +138,7 @@ def test_two_tool_workers_share_a_machine(model_dir: str, tmp_path: Path, monkey
                 model=model_dir,
                 engines=emulated(model_dir),
                 out=tmp_path / "run.zarr",
-                on_progress=told.append,
+                progress=told.append,
             )
             async with rollout:
                 faults = ("runs_past_its_limit", "exhausts_its_memory")

@@ -470,7 +470,7 @@ def test_auto_decides_by_known_work_and_a_killed_worker_comes_back_at_its_degree
                 env=KnownAgent(tokens=60),
                 model=model_dir,
                 engines=Engines(spec=emulated_at_degrees(model_dir), tp_degrees="auto"),
-                on_progress=told.append,
+                progress=told.append,
             )
             async with rollout:
                 batch = await rollout.run(3)
@@ -525,7 +525,7 @@ def test_what_cannot_be_is_one_line_and_auto_learns_from_the_batch_before(model_
                     env=ToolAgent(),
                     model=model_dir,
                     engines=Engines(spec=spec, tp_degrees=degrees, patience=patience),
-                    on_progress=told.append,
+                    progress=told.append,
                 )
 
             spec = emulated_at_degrees(model_dir)

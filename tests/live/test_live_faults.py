@@ -241,7 +241,7 @@ def test_a_hanging_engine_is_killed_and_replaced(model_dir: str, fault: str, rea
                 model=model_dir,
                 engines=emulated(model_dir, faults={fault: 12}),
                 samples=2,
-                on_progress=lines.append,
+                progress=lines.append,
             )
             return await rollout.run(6)
 

@@ -141,7 +141,7 @@ def test_redundant_members_are_cancelled_and_failed_environments_replaced(model_
                 model=model_dir,
                 engines=emulated(model_dir),
                 budget=Budget(retries=retries),
-                on_progress=lines.append,
+                progress=lines.append,
             ) as rolled:
                 stream = rolled.stream_groups(source(fails_at_first, "f"), GroupPlan(2, groups_per_batch=3))
                 stream.open_batches(1)

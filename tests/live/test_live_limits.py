@@ -63,7 +63,7 @@ def test_what_hangs_ends_with_its_cause_and_a_run_that_took_too_long_can_be_resu
                     engines=emulated(model_dir, seconds_per_token=0.01),
                     budget=budget,
                     out=out,
-                    on_progress=told or (lambda line: None),
+                    progress=told or (lambda line: None),
                 )
 
             limit = Budget(max_trajectory_s=1.0, max_step_tokens=3_000)

@@ -122,7 +122,7 @@ async def judging(tmp_path: Path) -> AsyncIterator[Rollout]:
             engines=emulated(str(AGENT)),
             pools=pools(tmp_path),
             out=tmp_path / "run.zarr",
-            on_progress=LINES.append,
+            progress=LINES.append,
         ) as rollout,
     ):
         yield rollout

@@ -65,7 +65,7 @@ def test_a_stopped_worker_is_named_and_lost_and_the_end_of_a_run_does_not_wait_f
                 engines=Engines(spec=emulated(model_dir, seconds_per_token=0.01), patience=Patience(silence_s=6.0)),
                 samples=4,
                 out=tmp_path / "run.zarr",
-                on_progress=lines.append,
+                progress=lines.append,
             )
             async with rollout:
                 counts = {"completed": 0}

@@ -479,7 +479,7 @@ def test_failing_environments_are_replaced_and_never_earn_a_reward(
     out = tmp_path / "run.zarr"
 
     async def body() -> tuple[list[FinishedGroup], dict[str, int], dict[str, int]]:
-        options: dict[str, Any] = {"budget": Budget(retries=retries), "on_progress": lines.append}
+        options: dict[str, Any] = {"budget": Budget(retries=retries), "progress": lines.append}
         async with rollout_on(shared_cluster, model_dir, environment, out=out, **options) as rollout:
             stream = rollout.stream_groups(EnvironmentSource(environment, 1), GroupPlan(3, groups_per_batch=4))
             groups = []

@@ -37,6 +37,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.engines.emulated.options import EmulatedOptions
+from heddle_dask.environments.base import Task
 from heddle_dask.live.driver.files.continuation import check_continues
 from heddle_dask.live.driver.inputs.meant_arguments import PLACES
 from heddle_dask.live.driver.inputs.rollout_inputs import tasks_of
@@ -279,7 +280,7 @@ def test_a_template_that_rewrites_history_is_told_and_recorded(model_dir: str, t
         "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
     )
     told: list[str] = []
-    described = rollout(str(model), on_progress=told.append)._describe()
+    described = rollout(str(model), progress=told.append)._describe()
     assert "rewrites an earlier assistant turn" in described["template_note"]
     assert told == [f"note: {described['template_note']}"]
     assert "template_note" not in rollout(model_dir)._describe()
@@ -382,8 +383,9 @@ def test_a_model_is_known_by_its_content(model_dir: str, tmp_path: Path) -> None
         ({"temperature": 0.5}, TypeError, r"no argument 'temperature': use sampling=Sampling\(temperature=…\)"),
         ({"max_steps": 5}, TypeError, r"no argument 'max_steps': use budget=Budget\(max_steps=…\)"),
         ({"sample": 5}, TypeError, r"no argument 'sample': did you mean 'samples'\?"),
-        ({"progress": "yes"}, BadInput, r"progress is 'yes': use True or False"),
-        ({"on_progress": 3}, BadInput, r"on_progress is 3: use a function"),
+        ({"progress": "yes"}, BadInput, r"progress is 'yes': use True, False or a function"),
+        ({"on_progress": print}, TypeError, r"no argument 'on_progress': did you mean 'progress'\?"),
+        ({"tools": [3]}, BadInput, r"tools is \[3\]: use a list of functions"),
     ],
 )
 def test_settings_in_a_wrong_place_say_where_they_go(
@@ -391,6 +393,34 @@ def test_settings_in_a_wrong_place_say_where_they_go(
 ) -> None:
     with pytest.raises(error, match=said):
         rollout(model_dir, **given_)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "said"),
+    [
+        ([{"prompt": "1+1?"}], "tasks has {'prompt': '1.1.'}: use texts, or Task"),
+        ([Task("a", "1+1?", "2")], "task 'a': id and prompt are texts, and the payload is a mapping"),  # type: ignore[arg-type]
+        ([Task(3, "1+1?")], "task 3: id and prompt are texts"),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_task_is_refused(tasks: list[Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        tasks_of(tasks, ToolAgent(), 0)
+
+
+def search(query: str) -> str:
+    return query
+
+
+def test_tools_and_a_score_are_an_environment(model_dir: str) -> None:
+    def score(task: Task, answer: str) -> float:
+        return float(answer == task.payload)
+
+    made = Rollout(CLIENT, env=score, model=model_dir, tools=[search], engines="emulated")
+    assert made.environment.name == "score"
+    assert Rollout(CLIENT, env=ToolAgent(), model=model_dir, tools=[search]).environment.name == "tool-agent"
+    with pytest.raises(BadInput, match=r"env is a function: .*with tools= a function `score\(task, answer\)`"):
+        Rollout(CLIENT, env=score, model=model_dir)
 
 
 def test_every_setting_has_its_place() -> None:

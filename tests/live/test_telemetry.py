@@ -196,7 +196,7 @@ def test_spans_report_and_trace_of_a_live_run(model_dir: str, tmp_path: Path) ->
             shared_cluster() as client,
             Rollout(
                 client, env=ToolAgent(), model=model_dir, engines=emulated(model_dir), strategy="heddle", samples=2,
-                seed=5, out=Output(out, telemetry=Telemetry(endpoint=endpoint)), on_progress=notes.append,
+                seed=5, out=Output(out, telemetry=Telemetry(endpoint=endpoint)), progress=notes.append,
             ) as rollout,
         ):  # fmt: skip
             batch = await rollout.run(6)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tomllib
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, entry_points, requires
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, entry_points, requires
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,31 @@ def test_the_extras_of_the_issue_exist() -> None:
     assert "vllm" in {name_of(r) for r in PROJECT["optional-dependencies"]["gpu"]}
 
 
+def needed(requirements: list[str]) -> dict[str, Distribution]:
+    """What is installed for these requirements, and for theirs; packages that are not installed here are left out."""
+    found: dict[str, Distribution] = {}
+    waiting = list(map(Requirement, requirements))
+    while waiting:
+        requirement = waiting.pop()
+        name = name_of(requirement.name)
+        if name in found or not (requirement.marker is None or requirement.marker.evaluate({"extra": ""})):
+            continue
+        try:
+            found[name] = distribution(name)
+        except PackageNotFoundError:  # an environment may have the other build of XGBoost
+            continue
+        waiting += map(Requirement, found[name].requires or [])
+    return found
+
+
+def test_the_base_package_is_small() -> None:
+    """docs/installation.md says what it weighs, with its byte code; `xgboost-cpu` adds 19 MB where it is not here."""
+    packages = needed(PROJECT["dependencies"])
+    assert not packages.keys() & {"torch", "vllm", "transformers", "pandas", "pyarrow", "bokeh", "nvidia-nccl-cu12"}
+    files = [file.locate() for package in packages.values() for file in package.files or []]
+    assert sum(file.stat().st_size for file in map(Path, map(str, files)) if file.is_file()) < 440e6
+
+
 def test_no_module_of_the_package_imports_torch_or_vllm_but_those_that_run_beside_them() -> None:
     """What measures operators, and what vLLM's workers load (pyproject.toml names the same modules)."""
     code = """
@@ -101,10 +126,11 @@ print(guilty)
     assert run_python(code) == "[]"
 
 
-def test_the_package_imports_on_a_machine_without_torch_and_vllm() -> None:
+def test_the_package_imports_on_a_machine_with_the_base_package_only() -> None:
     code = """
 import sys
-sys.modules["torch"] = sys.modules["vllm"] = None  # an import raises ImportError
+for name in ("torch", "vllm", "transformers", "safetensors"):
+    sys.modules[name] = None  # an import raises ImportError
 import heddle_dask
 for name in heddle_dask.__all__:
     getattr(heddle_dask, name)
@@ -115,13 +141,13 @@ print("fine")
     assert run_python(code) == "fine"
 
 
-def test_the_chat_template_of_the_shipped_model_loads_without_torch() -> None:
+def test_the_chat_template_of_the_shipped_model_loads_without_torch_and_transformers() -> None:
     code = """
 import sys
 from heddle_dask.chat.template import ChatTemplate
 template = ChatTemplate.load("pipelines/tiny_agent/checkpoint")
 assert template.render([{"role": "user", "content": "1 + 1"}])
-print([m for m in ("torch", "vllm") if m in sys.modules])
+print([m for m in ("torch", "vllm", "transformers") if m in sys.modules])
 """
     assert run_python(code) == "[]"
 

@@ -32,9 +32,9 @@ PAGE = (REPOSITORY / "docs" / "slurm.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
 LINK = next(block for block in BLOCKS if "#SBATCH --job-name=rollout" in block)
 SUBMISSION = next(block for block in BLOCKS if "--dependency=afterany" in block)
-JOBQUEUE = next(
-    block for block in re.findall(r"```python[^\n]*\n(.*?)```", PAGE, re.DOTALL) if "dask_jobqueue" in block
-)
+PROGRAMS = re.findall(r"```python[^\n]*\n(.*?)```", PAGE, re.DOTALL)
+JOBQUEUE = next(block for block in PROGRAMS if "dask_jobqueue" in block)
+OWN = next(block for block in PROGRAMS if "SlurmCluster" in block)
 CHECK = next(block for block in BLOCKS if block.startswith("heddle doctor"))
 
 
@@ -106,6 +106,31 @@ def test_the_documented_chain_of_jobs_goes_on_where_a_link_has_ended(
     assert "gpu-0 is submitted" in said[second] and "is submitted" not in said[third]
 
 
+def run_program(directory: Path, program: str) -> str:
+    """What a documented program prints."""
+    (directory / "program.py").write_text(program)
+    done = subprocess.run(
+        [sys.executable, "program.py"],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+    logs = [path.read_text() for path in directory.glob("slurm-*.out")]
+    assert done.returncode == 0, (done.stderr, logs)
+    return done.stdout
+
+
+def test_the_documented_program_with_groups_of_jobs_runs(slurm: Lab, tmp_path: Path, model_dir: str) -> None:
+    write_cluster_file(tmp_path)
+    program = OWN.replace("/project/models/Qwen3-8B", model_dir).replace('"math",', '"math", engines="emulated",')
+    program = program.replace("gpu=4", "gpu=2").replace(".run(64)", ".run(8)")
+    told = run_program(tmp_path, program)
+    assert "gpu-0" in told and "gpu-1" in told
+    assert len(RunReader(tmp_path / "runs" / "math.zarr")) == 64
+
+
 def test_the_documented_cluster_of_dask_jobqueue_runs(slurm: Lab, tmp_path: Path, model_dir: str) -> None:
     """Its workers are there before the scheduler has our plugin."""
     program = JOBQUEUE.replace("/project/models/Qwen3-8B", model_dir).replace('"math"', '"math", engines="emulated"')
@@ -113,19 +138,8 @@ def test_the_documented_cluster_of_dask_jobqueue_runs(slurm: Lab, tmp_path: Path
     program = program.replace("    Rollout(", "    client.wait_for_workers(2)\n    print(Rollout(", 1).replace(
         ".run(64)", ".run(8).counts)"
     )
-    (tmp_path / "program.py").write_text(program)
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    done = subprocess.run(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=150,
-    )
+    counts = ast.literal_eval(run_program(tmp_path, program))
     logs = [path.read_text() for path in tmp_path.glob("slurm-*.out")]
-    assert done.returncode == 0, (done.stderr, logs)
-    counts = ast.literal_eval(done.stdout)
     assert set(counts) <= {"completed", "truncated"} and sum(counts.values()) == 8
     assert len(logs) == 2 and not any("KeyError" in log for log in logs)
 

@@ -342,7 +342,7 @@ class RolloutRun:
             budget=self.budget,
             pools=self.pools,
             sampling=self.sampling,
-            on_progress=self._told,
+            progress=self._told,
         )
 
     def _told(self, message: str) -> None:

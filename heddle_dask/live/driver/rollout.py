@@ -19,6 +19,7 @@ from heddle_dask.core.run_description import WeightUpdatePolicy
 from heddle_dask.engines.defaults import TINY_AGENT
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Environment
+from heddle_dask.environments.function_tools import ToolTurns
 from heddle_dask.environments.rewards import reward_identity
 from heddle_dask.environments.task_sources import TaskSource
 from heddle_dask.live.driver.batch import Batch, BatchTally, rollout_html, stream_sync
@@ -73,10 +74,14 @@ class Rollout:
         iterator.
     env
         Name (``"math"``), ``"replay:TRACE"``, ``"package.module:function"``, an `Environment`, or a coroutine
-        function ``solve(task, ctx)``.
+        function ``solve(task, ctx)``. With `tools` also a plain function ``score(task, answer)``: the agent is then
+        `ToolAgent`.
     model
         Model directory; its chat template renders the prompts. Or a `ChatModel`, with variables of the template;
         ``"tiny-agent"`` is the model that comes with the package.
+    tools
+        Functions with type hints, or JSON schemas, of which the model is told in every trajectory
+        (`Context.set_template`), and which ``ctx.run_tools(reply)`` runs.
     engines
         The kind of the engines, an `EngineSpec`, or `Engines` with count, slots, TP degrees, cost. None: `Engines()`.
     strategy
@@ -95,11 +100,10 @@ class Rollout:
         Temperature, top-p, top-k and min-p.
     pools
         Model services, and quotas of APIs, that programs may name in `Needs`.
-    on_progress
-        Takes one line for each thing that is waited for or decided, in the place of stderr.
     progress
-        Whether stderr shows these lines and how far a batch is: a bar on a terminal or in a notebook, else a line
-        every few seconds. None: yes, unless `on_progress` takes the lines.
+        Whether stderr shows a line for each thing that is waited for or decided, and how far a batch is: a bar on a
+        terminal or in a notebook, else a line every few seconds. Or a function that takes these lines instead, such as
+        ``print``.
 
     Attributes
     ----------
@@ -127,6 +131,7 @@ class Rollout:
         *,
         env: str | Environment | Callable[..., Any],
         model: str | Path | ChatModel = TINY_AGENT,
+        tools: Sequence[Any] = (),
         engines: str | EngineSpec | Engines | None = None,
         strategy: str | Strategy | None = None,
         samples: int = 1,
@@ -135,13 +140,12 @@ class Rollout:
         budget: Budget | None = None,
         sampling: Sampling | None = None,
         pools: Pools | None = None,
-        on_progress: Callable[[str], None] | None = None,
-        progress: bool | None = None,
+        progress: bool | Callable[[str], None] = True,
     ) -> None:
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
             raise BadInput(f"samples is {samples!r}: use a whole number of at least 1")
         self.client = client
-        self._shown = ShownProgress(progress, on_progress)
+        self._shown = ShownProgress(progress)
         self._on_progress = self._shown.note
         self.budget = given_or_default("budget", Budget, budget)
         self.sampling = given_or_default("sampling", Sampling, sampling)
@@ -156,11 +160,14 @@ class Rollout:
         told = None if self._output is None else self._output.telemetry
         self._telemetry = given_or_default("telemetry", Telemetry, told)
         self._sandbox: Mapping[str, str] = {}
-        self.environment = environment_of(env)
+        self.environment = environment_of(env, tools)
+        self._tools = tools
         self._model = LoadedModel.load(ChatModel.of(model), self._on_progress)
         self.model = self._model.path
         self.chat_template_kwargs = self._model.chat_template_kwargs
         self.template = self._model.template
+        if tools:
+            self.template.with_variables({"tools": ToolTurns().given(tools)})
         self.spec = asked.spec_for(self.model, self.budget.max_context_tokens, seed)
         check_context(self.budget.max_context_tokens, self.spec.max_model_len)
         self.samples = samples
@@ -434,6 +441,8 @@ class Rollout:
             clock=self._clock,
             journal=files.journal,
             roots=SandboxRoots(files.journal),
+            tools=self._tools,
+            note_once=self._shown.note_once,
         )
 
     def _clock(self) -> float:

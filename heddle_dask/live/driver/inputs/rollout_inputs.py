@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from typing import Any, Literal, TypeVar, get_args
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.defaults import TINY_AGENT, shipped_model
 from heddle_dask.environments.base import Environment, Task
+from heddle_dask.environments.function_tools import ToolAgent
 from heddle_dask.environments.functions import as_environment
 from heddle_dask.live.driver.inputs.meant_arguments import meant, shown
 from heddle_dask.live.driver.inputs.telemetry import Telemetry
@@ -167,8 +169,10 @@ def strategy_of(strategy: str | Strategy | None) -> Strategy:
         raise BadInput(f"Dask configuration: heddle.strategy: {error}") from None
 
 
-def environment_of(env: object) -> Environment:
+def environment_of(env: object, tools: Sequence[Any] = ()) -> Environment:
     """An environment from its name, ``replay:TRACE``, ``package.module:function``, a coroutine function or itself.
+
+    With tools, a plain function is the score of what their agent answers.
 
     Raises
     ------
@@ -181,6 +185,8 @@ def environment_of(env: object) -> Environment:
 
         loaded: Environment = load_environment(env)
         return loaded
+    if tools and inspect.isroutine(env) and not inspect.iscoroutinefunction(env):
+        return ToolAgent(tools, env, name=env.__name__)
     return as_environment(env)
 
 
@@ -202,6 +208,10 @@ def tasks_of(tasks: Tasks, environment: Environment, seed: int) -> list[Task]:
         ]
     seen: set[str] = set()
     for task in chosen:
+        if not isinstance(task, Task):
+            raise BadInput(f"tasks has {task!r}: use texts, or Task(id, prompt, payload)")
+        if not (isinstance(task.task_id, str) and isinstance(task.prompt, str) and isinstance(task.payload, Mapping)):
+            raise BadInput(f"task {task.task_id!r}: id and prompt are texts, and the payload is a mapping")
         if task.task_id in seen:
             raise BadInput(f"two tasks have the id '{task.task_id}': give each its own")
         seen.add(task.task_id)

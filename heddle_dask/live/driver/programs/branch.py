@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -45,6 +45,8 @@ class Services:
     pools: Pools = field(default_factory=Pools)
     engine_reads_calls: bool = False  # whether engines read calls of tools by a parser of their own
     roots: SandboxRoots = field(default_factory=SandboxRoots)
+    tools: Sequence[Any] = ()  # that every program is given
+    note_once: Callable[[str], None] = lambda line: None  # takes a line for the user
 
 
 @dataclass(slots=True)

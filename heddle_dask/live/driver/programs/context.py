@@ -46,6 +46,9 @@ from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
 from heddle_dask.sandbox.stateful.contract import SandboxSpec
 
+NO_TOOLS_SHOWN = (
+    "the chat template of the model shows no tools: the model does not know of them unless the system message does"
+)
 _TAIL_TOKENS = 8  # in which a generation prompt opens the thinking
 
 
@@ -134,6 +137,8 @@ class LiveContext(Context):
         if "tools" in variables:
             variables["tools"] = self._tools.given(variables["tools"])
         self._input.template = self._input.template.with_variables(variables)
+        if variables.get("tools") and not self._input.template.shows_tools:
+            self._services.note_once(NO_TOOLS_SHOWN)
 
     async def run_tools(
         self, reply: Reply, *, timeout_s: float | None = None, needs: Needs | None = None, most_chars: int = 10_000

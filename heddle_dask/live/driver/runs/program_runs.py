@@ -131,6 +131,8 @@ class ProgramRuns:
     async def _run_once(self, attempt: Attempt) -> tuple[TrajectoryRecord, int, bool]:
         """The record, the tokens sampled in all branches and steps, and whether a reward was asked for."""
         context = LiveContext(self._services, attempt.spec, attempt.seed, attempt.replayed, attempt.branch())
+        if self._services.tools:
+            context.set_template(tools=self._services.tools)
         ending, started_s = await self._run_program(attempt, context)
         context.end()
         self._contexts.pop(attempt.name, None)

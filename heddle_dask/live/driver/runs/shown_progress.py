@@ -21,28 +21,31 @@ class ShownProgress:
     Parameters
     ----------
     asked
-        Whether it is shown; None: unless `on_progress` takes its lines.
-    on_progress
-        Takes the lines in the place of stderr.
+        Whether it is shown; or what takes the lines in the place of stderr.
     """
 
-    def __init__(self, asked: bool | None, on_progress: Callable[[str], None] | None) -> None:
-        if asked is not None and not isinstance(asked, bool):
-            raise BadInput(f"progress is {asked!r}: use True or False")
-        if on_progress is not None and not callable(on_progress):
-            raise BadInput(f"on_progress is {on_progress!r}: use a function that takes one line, such as print")
-        self._is_shown = on_progress is None if asked is None else asked
-        self._on_progress = on_progress
+    def __init__(self, asked: bool | Callable[[str], None]) -> None:
+        if not (isinstance(asked, bool) or callable(asked)):
+            raise BadInput(f"progress is {asked!r}: use True, False or a function that takes one line, such as print")
+        self._is_shown = asked is True
+        self._takes = asked if callable(asked) else None
+        self._noted: set[str] = set()
         self._made: ProgressDisplay | None = None
         self._expected = 0
         self.failed = 0
         self.rewards = RewardTally()
 
     def note(self, line: str) -> None:
-        if self._on_progress is not None:
-            self._on_progress(line)
+        if self._takes is not None:
+            self._takes(line)
         elif self._is_shown:
             self._display.message(line)
+
+    def note_once(self, line: str) -> None:
+        """A line that each trajectory may give; one tells it."""
+        if line not in self._noted:
+            self._noted.add(line)
+            self.note(line)
 
     def expect(self, attempts: int) -> None:
         """A batch of so many attempts begins."""
