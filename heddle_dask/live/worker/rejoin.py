@@ -15,7 +15,7 @@ from heddle_dask.live.wire import _dask_internals as dask
 
 REJOIN_S = 300.0
 """A scheduler that cannot be reached for so long is taken for one that has ended."""
-_PAUSE_S = 2.0
+_PAUSE_S = 1.0
 _CONNECT_S = 5.0
 
 
