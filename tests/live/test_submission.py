@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 from typing import Any
 
 import pytest
@@ -100,6 +101,10 @@ def test_a_result_in_the_stream_is_taken_and_its_future_released_later() -> None
         plane.answer(action_key("s", "unknown"), ActionOutcome("raised"))
         plane.answer(action_key("s", "a"), ActionOutcome("ok", b"1"))
         assert await asking == ActionOutcome("ok", b"1")
+        asking, key = await plane.ask("b"), action_key("s", "b")
+        internals.send_to_client(plane.scheduler, plane.client.id, ResultNotice("s", key, b"no pickle").to_wire())
+        with pytest.raises(pickle.UnpicklingError):  # and does not wait for ever
+            await asking
         await until(lambda: not plane.scheduler.tasks)
 
     on_plane(body)

@@ -60,7 +60,7 @@ _takers: WeakKeyDictionary[Client, dict[str, TakeResult]] = WeakKeyDictionary()
 
 
 def take_results(client: Client, session: str, take: TakeResult) -> None:
-    """Hand the results of a session to `take` until `leave_results`."""
+    """Hand the results of a session to `take` until `leave_results`: where one cannot be read, why."""
     if client not in _takers:
         takers: dict[str, TakeResult] = {}
         _takers[client] = takers
@@ -68,8 +68,13 @@ def take_results(client: Client, session: str, take: TakeResult) -> None:
         def arrived(**mapping: Any) -> None:
             notice = ResultNotice.from_wire(mapping)
             taker = takers.get(notice.session)
-            if taker is not None:  # otherwise the session has ended
-                taker(notice.key, pickle.loads(notice.result))
+            if taker is None:
+                return  # the session has ended
+            try:
+                result = pickle.loads(notice.result)
+            except Exception as error:  # Dask would log it, and the driver wait for ever
+                result = error
+            taker(notice.key, result)
 
         dask.add_client_handler(client, ResultNotice.op, arrived)
     _takers[client][session] = take

@@ -340,11 +340,14 @@ class RolloutWorker(WorkerPlugin):
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
         """Report a step that has ended in the same message as Dask's own report, and before it."""
-        if self.worker is not None:
-            self._called_off.transition(key, finish)
+        if self.worker is None:
+            return
         report = self._reports.pop(key, None)
-        if report is not None:
-            with guarded("the report of a step", report.session, self._fault):
+        if report is None and key not in self._called_off:
+            return
+        with guarded("the report of a step", report.session if report is not None else "", self._fault):
+            self._called_off.transition(key, finish)
+            if report is not None:
                 self._send(report)
 
     def _report_started(self) -> None:

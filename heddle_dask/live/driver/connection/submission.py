@@ -153,9 +153,11 @@ class Submitter:
         if arrival.done() and not arrival.cancelled() and arrival.exception() is None:
             self._arrived_late(key, arrival.result())
 
-    def _take(self, key: Key, result: StepResult | ActionOutcome) -> None:
+    def _take(self, key: Key, result: StepResult | ActionOutcome | Exception) -> None:
         arrival = self._awaited.get(key)
-        if arrival is None:
+        if isinstance(result, Exception):
+            self._fail(key, result)
+        elif arrival is None:
             self._arrived_late(key, result)
         elif not arrival.done():
             arrival.set_result(result)
