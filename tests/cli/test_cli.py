@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 from worlds.core_builders import Stage
 from worlds.record_builders import plain_trajectory
 
@@ -36,7 +38,7 @@ from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.live.driver.inputs.loaded_model import tokenizer_digest
 from heddle_dask.live.driver.inputs.rollout_inputs import tasks_of
 from heddle_dask.live.driver.options import Budget, Sampling
-from heddle_dask.live.driver.runs.progress import Meter, duration
+from heddle_dask.live.driver.runs.progress import Meter, ProgressDisplay, Snapshot, duration
 from heddle_dask.records.journal import Journal
 from heddle_dask.records.store import RunStore
 from heddle_dask.records.trajectory import (
@@ -441,7 +443,7 @@ def test_meter_tells_rate_and_time_left():
     assert second.left_s == pytest.approx(24.0)  # one in 8 s, three to go
     assert "done 1/4" in second.line() and "24 s left" in second.line()
     counts.update(engines_ready=0, engines_told="next job in 96 s", generating=0)
-    assert meter.snapshot().line().endswith("tokens/s · no engine; next job in 96 s")
+    assert meter.snapshot().line().endswith("tok/s · no engine; next job in 96 s")
     counts.update(engines_ready=1)
     assert "no engine" not in meter.snapshot().line()
 
@@ -455,6 +457,19 @@ def test_the_progress_line_has_the_reward():
     line = meter.snapshot().line()
     assert "16 running, 4 next" in line
     assert "reward 0.500 ± 0.50, solved 50%, 0% of groups without spread" in line
+
+
+def test_the_progress_line_fits_a_terminal_of_80_columns():
+    reward = "reward 0.682 ± 0.47, solved 68%, 50% of groups without spread"
+    large = Snapshot(1234, 64000, 512, 96, 3300, 190, 12, 12345.6, 7500.0, reward=reward)
+    for width in (63, 69, 120):
+        lines = large.lines(width)
+        assert max(map(len, lines)) <= width and len(lines) <= 4
+        assert " · ".join(lines) == large.line()
+    said = io.StringIO()
+    ProgressDisplay(Console(file=said, width=80)).show(large)
+    shown = said.getvalue().splitlines()
+    assert max(map(len, shown)) <= 80 and shown[1].startswith(" " * 11) and "done 1234/64000" in shown[0]
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (190, "3 min 10 s"), (7500, "2 h 05 min")])

@@ -19,7 +19,9 @@ async def _shown(shown: ShownProgress, until: Any = lambda: True) -> None:
     shown.note("an engine answers")
     shown.expect(4)
     async with shown.following(lambda: COUNTS):
-        shown.ended(SimpleNamespace(status="failed", group_id="g", reward=None))  # type: ignore[arg-type]
+        for number in range(2):
+            failed = {"status": "failed", "cause": "agent", "detail": "KeyError: 3", "trajectory_id": f"t{number}"}
+            shown.ended(SimpleNamespace(**failed, group_id="g", reward=None))  # type: ignore[arg-type]
         while not until():
             await asyncio.sleep(0.01)
 
@@ -32,18 +34,19 @@ def test_lines_go_to_stderr_by_default(capsys: pytest.CaptureFixture[str], monke
         seen.append(capsys.readouterr().err)
         return "done 1/4" in "".join(seen)
 
-    asyncio.run(_shown(ShownProgress(None, None), told))
+    asyncio.run(_shown(ShownProgress(True), told))
     out, err = capsys.readouterr()
     text = "".join([*seen, err])
     assert out == "" and "an engine answers" in text
     assert "done 1/4 · 2 running" in text and "done 1/4 · 0 running" in text.splitlines()[-1]
+    assert text.count("failed by") == 1 and "t0 failed by agent: KeyError: 3" in text
 
 
-@pytest.mark.parametrize("asked", [False, None])
-def test_silence_and_lines_of_ones_own(capsys: pytest.CaptureFixture[str], asked: bool | None) -> None:
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_silence_and_lines_of_ones_own(capsys: pytest.CaptureFixture[str], is_silent: bool) -> None:
     lines: list[str] = []
-    asyncio.run(_shown(ShownProgress(asked, None if asked is False else lines.append)))
-    assert lines == ([] if asked is False else ["an engine answers"])
+    asyncio.run(_shown(ShownProgress(False if is_silent else lines.append)))
+    assert lines == ([] if is_silent else ["an engine answers"])
     assert capsys.readouterr() == ("", "")
 
 
@@ -64,5 +67,5 @@ def test_a_notebook_has_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: p
     monkeypatch.setitem(sys.modules, "IPython", ipython)
     monkeypatch.setitem(sys.modules, "IPython.display", display)
     monkeypatch.setattr(progress, "LIVE_INTERVAL_S", 0.01)
-    asyncio.run(_shown(ShownProgress(True, None), lambda: len(shown) > 1))
+    asyncio.run(_shown(ShownProgress(True), lambda: len(shown) > 1))
     assert shown[-1]["text/html"].startswith('<progress max="4" value="1"></progress> done 1/4')

@@ -8,7 +8,7 @@ import html
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,6 +24,7 @@ LIVE_INTERVAL_S = 0.25
 PLAIN_INTERVAL_S = 5.0
 _RATE_WINDOW_S = 10.0
 _BAR_CHARS = 16
+_JOINT = " · "
 _SHARE_FOR_ESTIMATE = 0.1
 _PLAIN_TICKS_PER_WAIT_LINE = 3
 
@@ -55,21 +56,29 @@ class Snapshot:
         return bool(self.done or self.running or self.queued or self.in_tools)
 
     def line(self) -> str:
+        return _JOINT.join(self._parts())
+
+    def lines(self, width: int) -> list[str]:
+        """The line in pieces of at most so many characters, broken between its parts."""
+        found: list[str] = []
+        for part in self._parts():
+            if found and len(found[-1]) + len(_JOINT) + len(part) <= width:
+                found[-1] += _JOINT + part
+            else:
+                found.append(part)
+        return found
+
+    def _parts(self) -> list[str]:
         parts = [
             f"done {self.done}/{self.total}",
             f"{self.running} running{f', {self.next} next' if self.next else ''}",
-            f"queued {self.queued}",
-            f"in tools {self.in_tools}",
-            f"failed {self.failed}",
-            f"{self.tokens_per_s:,.0f} tokens/s",
         ]
-        if self.reward:
-            parts.append(self.reward)
-        if self.waits_for:
-            parts.append(self.waits_for)
-        elif self.left_s is not None and self.done < self.total:
-            parts.append(f"about {duration(self.left_s)} left")
-        return " · ".join(parts)
+        counts = {"queued": self.queued, "in tools": self.in_tools, "failed": self.failed}
+        parts += [f"{name} {count}" for name, count in counts.items() if count]
+        if self.left_s is not None and self.done < self.total and not self.waits_for:
+            parts.append(f"~{duration(self.left_s)} left")
+        parts.append(f"{self.tokens_per_s:,.0f} tok/s")
+        return [*parts, *filter(None, (self.reward, self.waits_for))]
 
 
 class EndCounts(Protocol):
@@ -142,7 +151,11 @@ class ProgressDisplay:
 
     def message(self, text: str) -> None:
         self._latest = text
-        self._print(text)
+        self._print([text])
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Print how far it is, in lines that the terminal does not wrap."""
+        self._print(snapshot.lines(self._console.width - len(self._elapsed())))
 
     @contextlib.asynccontextmanager
     async def following(self, meter: Meter) -> AsyncIterator[None]:
@@ -163,11 +176,11 @@ class ProgressDisplay:
             await asyncio.sleep(PLAIN_INTERVAL_S)
             snapshot = meter.snapshot()
             if snapshot.has_begun:
-                self._print(snapshot.line())
+                self.show(snapshot)
                 continue
             waits += 1
             if waits % _PLAIN_TICKS_PER_WAIT_LINE == 0:
-                self._print(f"still waiting: {self._latest}")
+                self._print([f"still waiting: {self._latest}"])
 
     async def _follow_live(self, meter: Meter) -> None:
         # What the user prints stays in the stream that it is printed to, unless all of it is this terminal.
@@ -178,7 +191,8 @@ class ProgressDisplay:
                 elapsed = duration(time.monotonic() - self._began_s)
                 waiting = Text(f"{self._latest} · {elapsed}", overflow="ellipsis", no_wrap=True)
                 line = Table.grid(padding=(0, 1))
-                line.add_row(ProgressBar(snapshot.total, snapshot.done, width=_BAR_CHARS), snapshot.line())
+                lines = snapshot.lines(self._console.width - _BAR_CHARS - 1)
+                line.add_row(ProgressBar(snapshot.total, snapshot.done, width=_BAR_CHARS), "\n".join(lines))
                 live.update(line if snapshot.has_begun else waiting, refresh=True)
                 await asyncio.sleep(LIVE_INTERVAL_S)
 
@@ -195,10 +209,14 @@ class ProgressDisplay:
             show = shown.update
             await asyncio.sleep(LIVE_INTERVAL_S)
 
-    def _print(self, text: str) -> None:
+    def _elapsed(self) -> str:
+        return f"[{time.monotonic() - self._began_s:6.1f} s] "
+
+    def _print(self, lines: Sequence[str]) -> None:
         # While a live line is shown, the console prints above it.
-        elapsed_s = time.monotonic() - self._began_s
-        self._console.print(f"[{elapsed_s:6.1f} s] {text}", highlight=False, markup=False, soft_wrap=True)
+        elapsed = self._elapsed()
+        text = f"\n{' ' * len(elapsed)}".join(lines)
+        self._console.print(f"{elapsed}{text}", highlight=False, markup=False, soft_wrap=True)
 
 
 def is_notebook() -> bool:

@@ -52,7 +52,10 @@ class ShownProgress:
         self._expected, self.failed, self.rewards = attempts, 0, RewardTally()
 
     def ended(self, record: TrajectoryRecord) -> None:
-        self.failed += record.status == "failed"
+        failed = record.status == "failed"
+        if failed and not self.failed and self._is_shown:
+            self._display.message(f"{record.trajectory_id} failed by {record.cause}: {record.detail}")
+        self.failed += failed
         self.rewards.add(record.group_id, record.reward)
 
     @asynccontextmanager
@@ -68,7 +71,7 @@ class ShownProgress:
         async with self._display.following(meter):
             yield
         # The counts of what runs are those of the last message.
-        self._display.message(replace(meter.snapshot(), running=0, next=0, queued=0, in_tools=0).line())
+        self._display.show(replace(meter.snapshot(), running=0, next=0, queued=0, in_tools=0))
 
     @property
     def _display(self) -> ProgressDisplay:
