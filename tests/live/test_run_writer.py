@@ -433,5 +433,17 @@ def test_a_run_whose_sandbox_root_has_changed_is_refused_or_the_change_accepted(
     image = tmp_path / "image.sif"
     image.write_bytes(bytes(3 << 20))
     before = root_digest(str(image))
-    image.write_bytes(bytes((3 << 20) - 1) + b"1")
+    image.write_bytes(bytes(1 << 20) + b"1" + bytes((2 << 20) - 1))
     assert root_digest(str(image)) != before
+    # The content counts, not the times of files.
+    (root / "link").symlink_to("bin")
+    before, times = root_digest(str(root)), (root / "bin" / "tool").stat()
+    os.utime(root / "bin" / "tool", (1, 1))
+    assert root_digest(str(root)) == before
+    (root / "bin" / "tool").write_text("23")
+    os.utime(root / "bin" / "tool", ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert root_digest(str(root)) != before
+    (root / "bin" / "tool").write_text("22")
+    (root / "link").unlink()
+    (root / "link").symlink_to("lib")
+    assert root_digest(str(root)) != before
