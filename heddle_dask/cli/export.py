@@ -10,13 +10,21 @@ import click
 from heddle_dask.cli.shared_options import print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
-_FORMS = ("parquet", "npz", "prime-rl", "verl")
+
+class _Form(click.Choice[str]):
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value == "trl":
+            self.fail("TRL reads no files: its trainers ask for trajectories (docs/training-data.md#trl)", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+_FORMS = _Form(("parquet", "npz", "prime-rl", "verl"))
 
 
 @click.command("export")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--as", "form", type=click.Choice(_FORMS), default="parquet", show_default=True, help="The form.")
+@click.option("--as", "form", type=_FORMS, default="parquet", show_default=True, help="The form.")
 @click.option(
     "--groups-per-step",
     type=int,
@@ -67,4 +75,6 @@ def export(
     if as_json:
         print_json({"out": str(out), "form": form, **counts})
     else:
-        click.echo(f"{out}: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()))
+        told = [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()]
+        why = " (rewards are equal or unknown)" if counts.get("groups_left_out") else ""
+        click.echo(f"{out}: {', '.join(told)}{why}")

@@ -1,6 +1,6 @@
 """Entry points: ``heddle`` and ``dask heddle``.
 
-The modules imported here only define options. Dask, zarr and transformers take seconds to import, so command functions
+The modules imported here only define options. Dask and zarr take seconds to import, so command functions
 import them when they run: Dask loads this module at every start of a ``dask`` command, workers included, and
 ``heddle --help`` must be quick.
 """

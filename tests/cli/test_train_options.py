@@ -61,7 +61,11 @@ def test_bad_input_is_one_line_and_leaves_nothing(options: list[str], message: s
 
 @pytest.mark.parametrize(
     ("module", "options", "said"),
-    [("torch", [], "heddle train needs PyTorch"), ("peft", ["--lora", "8"], "--lora needs peft")],
+    [
+        ("torch", [], "heddle train needs PyTorch"),
+        ("transformers", [], "needs transformers, which is not installed"),
+        ("peft", ["--lora", "8"], "--lora needs peft"),
+    ],
 )
 def test_a_trainer_that_cannot_start_is_refused(
     module: str, options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

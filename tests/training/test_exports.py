@@ -155,6 +155,10 @@ def test_a_stored_run_is_exported_in_steps(run, tmp_path):
     assert (counts["steps"], counts["groups"], counts["sequences"], counts["groups_left_out"]) == (2, 2, 4, 1)
     batches = list(stored_batches(tmp_path / "out"))
     assert [[g.group_id for g in batch.groups] for batch in batches] == [["g"], ["h"]]
+    code, output = invoke(run, tmp_path / "again", "--as", "npz")
+    assert code == 0 and output.endswith("1 groups left out (rewards are equal or unknown)\n")
+    code, output = invoke(run, tmp_path / "trl", "--as", "trl")
+    assert code == 2 and "TRL reads no files" in output
     code, output = invoke(run, tmp_path / "out", "--as", "npz")
     assert (code, output.count("\n")) == (2, 1) and "exists: choose another folder" in output
 

@@ -40,7 +40,7 @@ _LEAST_DISK_GIB = 2
 _LEAST_MEMORY_GIB = 4
 _LEAST_OPEN_FILES = 4096
 # The distributions that bring each module.
-_PACKAGES = {name: (name,) for name in ("dask", "distributed", "zarr", "numpy", "transformers")} | {
+_PACKAGES = {name: (name,) for name in ("dask", "distributed", "zarr", "numpy", "tokenizers")} | {
     "xgboost": ("xgboost", "xgboost-cpu")
 }
 

@@ -84,10 +84,9 @@ def _go_on_text() -> str:
 
 def _check_trainer(options: Mapping[str, Any]) -> None:
     """Refuse, before anything starts, a training whose trainer cannot start on this machine."""
-    if find_spec("torch") is None:
-        raise BadInput(
-            "heddle train needs PyTorch, which is not installed: `pip install torch`, or see docs/installation.md"
-        )
+    for module, name in (("torch", "PyTorch"), ("transformers", "transformers")):
+        if find_spec(module) is None:
+            raise BadInput(f"heddle train needs {name}, which is not installed: `pip install {module}` (or the extras)")
     if options.get("lora_rank") and find_spec("peft") is None:
         raise BadInput("--lora needs peft, which is not installed: `pip install peft`")
 
