@@ -52,10 +52,16 @@ class RemoteSandbox:
 
     async def start(self) -> None:
         body = {"name": self._name, "spec": {**spec_to_json(self._spec), "files": {}, "setup": []}}
+        late = asyncio.get_running_loop().call_later(2 * _RENEWAL_S, self._tell_silent, 2 * _RENEWAL_S)
         try:
             self._take(await self._ask("POST", "/sandboxes", json=body))
         except SandboxGone as error:
             raise SandboxFailed(str(error)) from error
+        finally:
+            late.cancel()
+
+    def _tell_silent(self, silent_s: float) -> None:
+        self._tell(f"sandbox service {self._address} has not answered for {silent_s:g} s")
 
     def _take(self, answer: dict[str, Any]) -> None:
         self._id = answer["id"]
@@ -78,7 +84,7 @@ class RemoteSandbox:
                     return f"sandbox service {self._address} has not answered for {silent_s:.0f} s"
                 if not told and silent_s >= 2 * period_s:
                     told = True
-                    self._tell(f"sandbox service {self._address} has not answered for {2 * period_s:g} s")
+                    self._tell_silent(2 * period_s)
             except SandboxFailed as error:
                 return str(error)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -17,8 +18,10 @@ from typing import Any
 
 import psutil
 import pytest
+from click.testing import CliRunner
 from worlds.live_world import descendants
 
+from heddle_dask.cli.main import heddle as heddle_command
 from heddle_dask.cli.stored_run import StoredRun
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.local import LocalRolloutCluster
@@ -314,6 +317,10 @@ def test_killed_rollout_leaves_no_process_and_resumes(heddle):
     assert {spec[7] for spec in first} == {0}
     assert {spec[0] for spec in second} == set(after) - set(before)
     assert any(spec[7] > 0 for spec in second), "what the journal held of those that had begun"
+    shown = CliRunner().invoke(heddle_command, ["show", str(heddle.path()), "--json"])
+    whole = json.loads(shown.stdout.splitlines()[-1])
+    assert whole["makespan_s"] > result["makespan_s"] and whole["tokens_per_s"] > 0, "the sum of both sessions"
+    assert re.search(r"makespan +[\d.]+ s in 2 sessions", shown.stderr)
 
 
 def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(heddle):

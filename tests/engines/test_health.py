@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -62,6 +64,7 @@ def test_a_process_whose_loop_hangs_is_told_and_then_lost(tmp_path: Path) -> Non
             with pytest.raises(ProcessEnded, match=r"service rm-0-1 is lost: it missed 8 health checks in a row"):
                 await process.unless_ended(process.client.ask("GET", "/hang"))
         finally:
+            os.kill(process.process_id, signal.SIGKILL)  # it would not end by itself
             await process.stop()
 
     asyncio.run(asyncio.wait_for(body(), 120))

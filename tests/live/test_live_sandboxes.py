@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import signal
+import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Awaitable, Callable, Iterator
@@ -25,8 +29,10 @@ from heddle_dask.environments.shell_env import ShellEnvironment, repair_commands
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.wire.cluster_messages import DrainWorkers
 from heddle_dask.live.wire.transport import ask_scheduler
+from heddle_dask.live.worker.sandbox_host import TOKEN_FILE_VARIABLE
 from heddle_dask.records.store import RunReader
 from heddle_dask.sandbox.stateful.local_sandbox import keeper_of_loop
+from heddle_dask.sandbox_service.contract import read_token
 from heddle_dask.strategies.presets import strategies_of_run
 
 pytestmark = [pytest.mark.cluster]
@@ -272,3 +278,49 @@ def test_the_shell_environment_is_solved_by_an_expert(model_dir: str, tmp_path: 
         assert record.reward_parts["pass_to_pass"] == 1.0
         (suite,) = [action for action in record.actions if action.label == "suite"]
         assert suite.kind == "reward" and suite.cpus >= 1
+
+
+def test_a_silent_service_is_told_to_the_driver_and_the_run_goes_on_when_it_answers(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, place, lines = tmp_path / "token", tmp_path / "address", list[str]()
+    monkeypatch.setenv(TOKEN_FILE_VARIABLE, str(token))
+    read_token(token)
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    root = f"http://127.0.0.1:{port}"
+    argv = [sys.executable, "-m", "heddle_dask.sandbox_service", "--token-file", str(token), "--port", str(port)]
+    service = subprocess.Popen([*argv, "--lease-s", "3"], env={**os.environ, "TMPDIR": str(tmp_path)})
+
+    async def asks_again(ctx: Context, number: int) -> None:
+        async with ctx.sandbox(kind="remote", root=root, memory="64 MiB") as box:
+            assert (await box.exec("echo one")).stdout == "one\n"
+            place.write_text("begun")
+            while place.read_text() != "told":
+                await asyncio.sleep(0.01)
+            assert (await box.exec("echo two")).stdout == "two\n"
+
+    async def body() -> None:
+        async with (
+            cluster(1, tool_workers=2) as (_, client),
+            Rollout(
+                client,
+                env=Program(asks_again, tmp_path),
+                model=model_dir,
+                engines=emulated(model_dir),
+                progress=lines.append,
+            ) as rollout,
+        ):
+            running = asyncio.ensure_future(rollout.run(1))
+            await until(place.exists)
+            service.send_signal(signal.SIGSTOP)
+            await until(lambda: any(line == f"sandbox service {root} has not answered for 2 s" for line in lines))
+            service.send_signal(signal.SIGCONT)
+            place.write_text("told")
+            assert (await running).counts == {"completed": 1}
+
+    try:
+        run(body())
+    finally:
+        service.kill()
+        service.wait()

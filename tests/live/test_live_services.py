@@ -82,8 +82,8 @@ class Judged:
             ctx.metadata["rounds"] = rounds
             return rounds[0][0]
         if kind == "holds":
-            with pytest.raises(ActionFailed, match=r"holds_its_loop timeout: it ran past its limit of 5\.0 s"):
-                await ctx.call(holds_its_loop, needs=Needs(service="reward-model"), timeout_s=5.0)
+            with pytest.raises(ActionFailed, match=r"holds_its_loop timeout: it ran past its limit of 3\.0 s"):
+                await ctx.call(holds_its_loop, needs=Needs(service="reward-model"), timeout_s=3.0)
             (score,) = await ctx.score("reward-model", ["good"])
             return score
         if kind == "wide":

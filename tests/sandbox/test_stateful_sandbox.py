@@ -36,6 +36,7 @@ from heddle_dask.sandbox.stateful.kinds import ApptainerKind, kind_named
 from heddle_dask.sandbox.stateful.local_sandbox import LocalSandbox
 from heddle_dask.sandbox.stateful.supervised_command import KeptOutput
 from heddle_dask.sandbox.stateful.work_directory import WorkDirectory, reap
+from heddle_dask.sandbox_service import client
 from heddle_dask.sandbox_service.client import RemoteSandbox
 from heddle_dask.sandbox_service.contract import read_token
 from heddle_dask.sandbox_service.server import SandboxServer
@@ -325,7 +326,9 @@ def test_leases_of_a_remote_service(sandbox_directory: Path) -> None:
     asyncio.run(asyncio.wait_for(body(), 60))
 
 
-def test_a_remote_service_that_is_stopped_has_lost_the_sandbox(sandbox_directory: Path, tmp_path: Path) -> None:
+def test_a_remote_service_that_is_stopped_has_lost_the_sandbox(
+    sandbox_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     token = tmp_path / "token"
@@ -353,6 +356,15 @@ def test_a_remote_service_that_is_stopped_has_lost_the_sandbox(sandbox_directory
                 await request
         assert lines == [f"sandbox service {address} has not answered for 1.33333 s"]
         await box.stop()
+        monkeypatch.setattr(client, "_RENEWAL_S", 0.1)
+        another = RemoteSandbox(address, read_token(token, make=False), "two", SPEC, lines.append)
+        starting = asyncio.ensure_future(another.start())
+        while len(lines) == 1:
+            await asyncio.sleep(0.01)
+        assert lines[1] == f"sandbox service {address} has not answered for 0.2 s"
+        starting.cancel()
+        await asyncio.wait([starting])
+        await another.stop()
 
     try:
         asyncio.run(asyncio.wait_for(body(), 60))

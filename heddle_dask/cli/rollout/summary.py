@@ -75,6 +75,7 @@ class Tally:
     engine_s: float = 0.0
     tool_cpu_s: float = 0.0
     mix: dict[str, MixShare] = field(default_factory=dict)
+    sessions_s: tuple[float, ...] = ()  # of a run that several sessions wrote, each with its own clock
 
     @property
     def failed(self) -> int:
@@ -129,12 +130,13 @@ class Tally:
 
     @property
     def makespan_s(self) -> float:
-        """From the first start to the last end; 0 when nothing was timed."""
-        return self.last_end_s - self.first_start_s if self.durations else 0.0
+        """From the first start to the last end, or the sum over all sessions; 0 when nothing was timed."""
+        return self.last_end_s - self.first_start_s if self.durations else sum(self.sessions_s)
 
     @property
     def tokens_per_s(self) -> float | None:
-        return self.timed_tokens / self.makespan_s if self.makespan_s > 0 else None
+        tokens = self.timed_tokens if self.durations else self.tokens
+        return tokens / self.makespan_s if self.makespan_s > 0 else None
 
     @property
     def reward_mean(self) -> float | None:
@@ -158,7 +160,7 @@ class Tally:
             "steps": self.steps,
             "actions": self.actions,
             "tokens": self.tokens,
-            "makespan_s": _rounded(makespan_s) if self.durations else None,
+            "makespan_s": _rounded(makespan_s) if makespan_s or self.durations else None,
             "tokens_per_s": _rounded(self.tokens_per_s),
             "reward_mean": self.reward_mean,
             "preemptions": self.preemptions,
@@ -202,7 +204,9 @@ def _rows(tally: Tally) -> Iterable[tuple[str, str]]:
     bound = ""
     if tally.bound_s and tally.makespan_s:
         bound = f" (lower bound {tally.bound_s:.1f} s, {tally.bound_s / tally.makespan_s:.0%} reached)"
-    yield "makespan", f"{tally.makespan_s:.1f} s{bound}" if tally.durations else "unknown"
+    if tally.sessions_s:
+        bound = f" in {len(tally.sessions_s)} sessions"
+    yield "makespan", f"{tally.makespan_s:.1f} s{bound}" if tally.makespan_s or tally.durations else "unknown"
     if tally.durations:
         longest_s, name = max(tally.durations)
         median_s = statistics.median(seconds for seconds, _ in tally.durations)

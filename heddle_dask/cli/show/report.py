@@ -145,6 +145,9 @@ def show_run(path: Path, *, to_stderr: bool, html: Path | None = None, perfetto:
         account = figures.add(record)
         if trace is not None:
             trace.add(record, account)
+    sessions = figures.sessions
+    if not timed and len(sessions) >= counted(run.metadata, "sessions", 1):  # the journal has all of them
+        tally.sessions_s = tuple(each.makespan_s for each in sessions)
     console = SafeConsole(stderr=to_stderr, soft_wrap=True)
     _print_run(console, run, tally, figures)
     if html is not None:

@@ -163,6 +163,11 @@ class SessionFacts:
             "MoveContext": self._move,
         }
 
+    @property
+    def makespan_s(self) -> float:
+        """From its first submission to its last event, also where it was killed."""
+        return self.last_s - min((each.submitted_s for each in self.trajectories.values()), default=self.last_s)
+
     def take(self, lines: Iterable[Sequence[Any]]) -> None:
         for line in lines:
             missing = missing_lines(line)
