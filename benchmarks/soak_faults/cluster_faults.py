@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -185,7 +185,7 @@ class ManyAddresses(StandingCluster):
         return Worker(address, nthreads=1, name=name, host=_NEAR, memory_limit=0, dashboard=False, **more)
 
 
-CLUSTER_FAULTS: dict[str, type[Fault]] = {
+CLUSTER_FAULTS: dict[str, Callable[[], Fault]] = {
     "net-cut": CutLink,
     "net-cut-for-good": CutForGood,
     "net-slow": SlowLink,

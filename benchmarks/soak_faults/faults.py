@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import signal
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from benchmarks.process_usage import victims
 from benchmarks.soak_faults.place import FaultPlace, shell
 
 MIB = 1 << 20
@@ -26,7 +29,7 @@ class Fault:
         Seconds until it ends; None: after the run has ended.
     """
 
-    told: ClassVar[str] = "none"
+    told: str = "none"
     program: ClassVar[str] = "solve"
     trajectories: ClassVar[int] = 200
     span_s: ClassVar[float] = 15.0
@@ -174,6 +177,24 @@ class ClockGoesBack(ClockJumps):
     hours = -1
 
 
+class StruckProcess(Fault):
+    """One process of the run is killed or stopped; its own engine or worker, not another's."""
+
+    def __init__(self, kind: str, strike_by: signal.Signals) -> None:
+        self.told = f"{_STRUCK[kind]} is {'stopped' if strike_by == signal.SIGSTOP else 'killed'}"
+        self._kind, self._signal = kind, strike_by
+
+    @contextlib.contextmanager
+    def around(self, place: FaultPlace) -> Iterator[None]:
+        """Two of each kind, so that the run goes on."""
+        place.options += ["--engines", "2", "--tool-workers", "2"]
+        yield
+
+    def strike(self, place: FaultPlace) -> None:
+        """Signal the one that is oldest."""
+        os.kill(min(process.pid for process in victims(self._kind)), self._signal)
+
+
 class TenthFails(Fault):
     """Many trajectories, of which a tenth fail: no fault of the machine."""
 
@@ -190,7 +211,8 @@ class TenthFails(Fault):
         yield
 
 
-FAULTS: dict[str, type[Fault]] = {
+_STRUCK = {"engine": "an engine", "rollout": "a rollout worker", "tool": "a tool worker"}
+FAULTS: dict[str, Callable[[], Fault]] = {
     "none": Fault,
     "tmp-full": FullTemporary,
     "tmp-stays-full": FullTemporaryForGood,
@@ -200,4 +222,9 @@ FAULTS: dict[str, type[Fault]] = {
     "clock-ahead": ClockJumps,
     "clock-back": ClockGoesBack,
     "tenth-fails": TenthFails,
+    **{
+        f"{kind}-{name}": partial(StruckProcess, kind, by)
+        for kind in _STRUCK
+        for name, by in (("killed", signal.SIGKILL), ("stopped", signal.SIGSTOP))
+    },
 }

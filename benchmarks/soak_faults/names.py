@@ -17,4 +17,10 @@ NAMES = (
     "net-slow",
     "net-loss",
     "addresses",
+    "engine-killed",
+    "engine-stopped",
+    "rollout-killed",
+    "rollout-stopped",
+    "tool-killed",
+    "tool-stopped",
 )

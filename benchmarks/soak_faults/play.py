@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,8 @@ from heddle_dask.records.trajectory import trajectory_to_body
 
 _LIMIT_S = 240.0
 _SETTLE_S = 15.0
+_LOOK_S = 0.2
+_TOLD = re.compile(r"\[ *[\d.]+ s\] (?!done )|heddle: ")
 
 
 @dataclass(slots=True)
@@ -33,6 +36,8 @@ class FaultRow:
         Of the run; None: it did not end within the limit and was killed.
     said
         Its last words.
+    first_line, first_line_s
+        What it said first after the fault, but for its progress, and after how many seconds; None: nothing.
     finished, intact
         Trajectories that are stored after the run, and those of them that are equal after the resume.
     failed
@@ -47,6 +52,8 @@ class FaultRow:
     exit_code: int | None = None
     run_s: float = 0.0
     said: str = ""
+    first_line: str = ""
+    first_line_s: float | None = None
     tracebacks: list[str] = field(default_factory=list)
     finished: int = 0
     intact: int = 0
@@ -90,12 +97,12 @@ def play(name: str, fault: Fault) -> FaultRow:
     row = FaultRow(name, fault.told, fault.trajectories)
     with new_place() as place:
         with fault.around(place):
-            row.exit_code, row.run_s, text = _run(place, fault, strikes=True)
+            row.exit_code, row.run_s, text = _run(place, fault, row)
             row.said, row.tracebacks = _last_line(text), _tracebacks(text)
             before = _digests(place.out)
             row.finished = len(before)
             if row.exit_code != 0:
-                row.resume_code, row.resume_s, text = _run(place, fault, "--resume", strikes=False)
+                row.resume_code, row.resume_s, text = _run(place, fault, None, "--resume")
                 row.resume_said = _last_line(text)
                 row.tracebacks += _tracebacks(text)
             after = _digests(place.out)
@@ -107,33 +114,46 @@ def play(name: str, fault: Fault) -> FaultRow:
     return row
 
 
-def _run(place: FaultPlace, fault: Fault, *more: str, strikes: bool) -> tuple[int | None, float, str]:
-    """Exit code, seconds and what it said; the fault comes and goes."""
+def _run(place: FaultPlace, fault: Fault, struck: FaultRow | None, *more: str) -> tuple[int | None, float, str]:
+    """Exit code, seconds and what it said; the fault comes and goes, and `struck` gets the first line after it."""
     command = rollout_command(place, fault.trajectories, fault.program, *more)
     log = place.folder / "said.txt"
     began_s = time.monotonic()
     struck_s: float | None = None
+    silent = 0
+    lifted = struck is None
     with log.open("wb") as said:
         process = subprocess.Popen(
             command, stdout=said, stderr=said, env=place.environment(fault.span_s), start_new_session=True
         )
         while process.poll() is None and time.monotonic() - began_s < _LIMIT_S:
-            time.sleep(0.2)
-            if strikes and struck_s is None and place.ended >= fault.after * fault.trajectories:
+            time.sleep(_LOOK_S)
+            if struck_s is None and not lifted and place.ended >= fault.after * fault.trajectories:
+                silent = log.stat().st_size
                 fault.strike(place)
                 struck_s = time.monotonic()
-            if struck_s is not None and fault.lasts_s is not None and time.monotonic() - struck_s >= fault.lasts_s:
+            if struck_s is None or struck is None:
+                continue
+            if not struck.first_line and (line := _first_line(log.read_bytes()[silent:])):
+                struck.first_line, struck.first_line_s = line, round(time.monotonic() - struck_s, 1)
+            if not lifted and fault.lasts_s is not None and time.monotonic() - struck_s >= fault.lasts_s:
                 fault.lift(place)
-                struck_s, strikes = None, False
+                lifted = True
         ended_s = time.monotonic() - began_s
         code = process.poll()
         if code is None:
             process.kill()
             process.wait()
-    if struck_s is not None:
+    if struck_s is not None and not lifted:
         _settled(place)
         fault.lift(place)
     return code, round(ended_s, 1), log.read_text(errors="replace")
+
+
+def _first_line(said: bytes) -> str:
+    """The first whole line that tells of an event."""
+    lines = said.decode(errors="replace").splitlines(keepends=True)
+    return next((line.strip()[:300] for line in lines if line.endswith("\n") and _TOLD.match(line)), "")
 
 
 def _last_line(text: str) -> str:

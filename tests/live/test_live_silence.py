@@ -80,6 +80,9 @@ def test_a_stopped_worker_is_named_and_lost_and_the_end_of_a_run_does_not_wait_f
                 await until(lambda: rollout.progress()["engines_ready"] == 2)
                 await client.run(says_silent)
                 assert await until(lambda: sum(line.startswith("sandbox service") for line in lines) == 1)
+                os.kill(worker_process("tool-0").pid, signal.SIGKILL)
+                assert await until(lambda: "worker tool-0 is gone: its work goes on elsewhere" in lines)
+                assert not any(line.startswith("worker rollout-0 is gone") for line in lines), "it was told as lost"
                 await client.run_on_scheduler(wait_less)
                 os.kill(worker_process("rollout-1").pid, signal.SIGSTOP)
             assert len(RunReader(tmp_path / "run.zarr")) == 24

@@ -381,8 +381,11 @@ class HeddleScheduler(SchedulerPlugin):
         self._foreign.workers_changed(scheduler)
         self._deployment.forget_worker(worker)
         self._seats.forget_worker(worker)
+        drained = worker in self._drains
         self._drains.worker_left(worker)
         engines, hosts = self._registry.forget_worker(worker)
+        if (engines or hosts) and not drained and not dask.left_as_asked(scheduler, worker):
+            self._watch.died(worker, (*engines, *hosts)[0].rpartition("/")[0])
         if self._control is None:
             return
         for engine_id in engines:

@@ -27,6 +27,7 @@ class _Heard:
     heartbeat_s: float
     silent_s: float = 0.0
     told_s: float = 0.0
+    lost: bool = False
 
 
 class WorkerWatch:
@@ -54,9 +55,16 @@ class WorkerWatch:
             line += f"has not answered for {silent_s:g} s" if silent_s else "answers again"
             if silent_s >= lost_s:
                 line += ": it is lost, and its work goes on elsewhere"
+                self._heard[address].lost = True
                 scheduler.loop.add_callback(dask.restart_worker, scheduler, address)
             for session in sessions:
                 session.notify(ProgressNotice(line))
+
+    def died(self, address: str, name: str) -> None:
+        """Tell the open sessions of a worker that is gone with what ran there, but if it was lost for its silence."""
+        heard = self._heard.get(address)
+        if heard is None or not heard.lost:
+            self.tell(f"worker {name} is gone: its work goes on elsewhere")
 
     def tell(self, line: str) -> None:
         """Tell the open sessions what a worker says; what several of them say at about the same time is told once."""

@@ -349,9 +349,17 @@ def heartbeats(scheduler: Scheduler, tags: set[str]) -> dict[str, float]:
     return {a: ws.last_seen for a, ws in scheduler.workers.items() if not tags.isdisjoint(ws.resources)}
 
 
-def call_every(scheduler: Scheduler, seconds: float, what: Callable[[], None]) -> None:
-    """Call something on the scheduler's loop, until the scheduler ends."""
-    scheduler.periodic_callbacks["heddle"] = periodic = PeriodicCallback(what, seconds * 1000)
+def left_as_asked(scheduler: Scheduler, address: str) -> bool:
+    """Whether a worker that has just left was retired; else it was closed by its own side, or died."""
+    events = scheduler.get_events(address)
+    return bool(events) and bool(events[-1][1].get("expected"))
+
+
+def call_every(server: Scheduler | Worker, seconds: float, what: Callable[[], None]) -> None:
+    """Call something on the loop of a scheduler or worker until that ends, in place of what was so called before."""
+    if before := server.periodic_callbacks.pop("heddle", None):
+        before.stop()
+    server.periodic_callbacks["heddle"] = periodic = PeriodicCallback(what, seconds * 1000)
     periodic.start()
 
 
@@ -437,6 +445,10 @@ def _tune(stream: BatchedSend, interval_s: float) -> None:
     stream.recent_message_log = deque(maxlen=0)
     if stream.comm is not None:
         stream.comm.allow_offload = False
+
+
+NAMES_S = 10.0
+"""Seconds between two looks of a worker at `forget_task_names`."""
 
 
 def forget_task_names(most: int = 4096) -> None:

@@ -175,6 +175,7 @@ class RolloutWorker(WorkerPlugin):
         handlers.take_order(InstallWeights, lambda _, command: self._weights.install(command))
         handlers.add_to(worker)
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
+        dask.call_every(worker, dask.NAMES_S, dask.forget_task_names)
         await self._announcements.begin()
         if self.waits:
             self._send(self._description(visible_gpus(self.spec, os.environ)))

@@ -106,6 +106,7 @@ class ToolWorker(WorkerPlugin):
         self.add_handlers(handlers)
         handlers.add_to(worker)
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
+        dask.call_every(worker, dask.NAMES_S, dask.forget_task_names)
         host = HostDescription(self.host_id, self.cores.resources if cpus else resources, self.pool)
         mechanism = self.cores.mechanism
         self._announcements = Announcements(worker)
