@@ -103,7 +103,9 @@ def tree() -> Iterator[tuple[psutil.Process, str]]:
 
 
 def victims(kind: str) -> list[psutil.Process]:
-    """The programs of a kind that a fault may end: engines themselves, and the Dask workers below their nannies."""
+    """The programs of a kind that a fault may end: engines, schedulers, and the Dask workers below their nannies."""
+    if kind == "scheduler":
+        return [p for p, of in tree() if of == kind and "dask scheduler" in " ".join(_command(p)[:4])]
     if kind == "engine":
         return [p for p, of in tree() if of == kind and _is_program(p)]
     nannies = [p for p, of in tree() if of == kind and _command(p)[1:4] == ["-m", "dask", "worker"]]

@@ -211,7 +211,7 @@ class TenthFails(Fault):
         yield
 
 
-_STRUCK = {"engine": "an engine", "rollout": "a rollout worker", "tool": "a tool worker"}
+_STRUCK = {"engine": "an engine", "rollout": "a rollout worker", "tool": "a tool worker", "scheduler": "the scheduler"}
 FAULTS: dict[str, Callable[[], Fault]] = {
     "none": Fault,
     "tmp-full": FullTemporary,

@@ -23,4 +23,6 @@ NAMES = (
     "rollout-stopped",
     "tool-killed",
     "tool-stopped",
+    "scheduler-killed",
+    "scheduler-stopped",
 )

@@ -121,27 +121,31 @@ def _run(place: FaultPlace, fault: Fault, struck: FaultRow | None, *more: str) -
     began_s = time.monotonic()
     struck_s: float | None = None
     silent = 0
-    lifted = struck is None
+    lifted = False
     with log.open("wb") as said:
         process = subprocess.Popen(
             command, stdout=said, stderr=said, env=place.environment(fault.span_s), start_new_session=True
         )
-        while process.poll() is None and time.monotonic() - began_s < _LIMIT_S:
-            time.sleep(_LOOK_S)
-            if struck_s is None and not lifted and place.ended >= fault.after * fault.trajectories:
-                silent = log.stat().st_size
-                fault.strike(place)
-                struck_s = time.monotonic()
-            if struck_s is None or struck is None:
-                continue
-            if not struck.first_line and (line := _first_line(log.read_bytes()[silent:])):
-                struck.first_line, struck.first_line_s = line, round(time.monotonic() - struck_s, 1)
-            if not lifted and fault.lasts_s is not None and time.monotonic() - struck_s >= fault.lasts_s:
-                fault.lift(place)
-                lifted = True
-        ended_s = time.monotonic() - began_s
-        code = process.poll()
-        if code is None:
+        try:
+            while process.poll() is None and time.monotonic() - began_s < _LIMIT_S:
+                time.sleep(_LOOK_S)
+                if struck is None:
+                    continue
+                if struck_s is None and place.ended >= fault.after * fault.trajectories:
+                    silent = log.stat().st_size
+                    fault.strike(place)
+                    struck_s = time.monotonic()
+                if struck_s is None:
+                    continue
+                since_s = time.monotonic() - struck_s
+                if not struck.first_line and (line := _first_line(log.read_bytes()[silent:])):
+                    struck.first_line, struck.first_line_s = line, round(since_s, 1)
+                if not lifted and fault.lasts_s is not None and since_s >= fault.lasts_s:
+                    fault.lift(place)
+                    lifted = True
+            ended_s = time.monotonic() - began_s
+            code = process.poll()
+        finally:
             process.kill()
             process.wait()
     if struck_s is not None and not lifted:

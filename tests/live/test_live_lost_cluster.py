@@ -19,7 +19,7 @@ from worlds.live_world import cluster, emulated, run, until
 from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.driver.connection.control_channel import ClusterLost
+from heddle_dask.live.driver.connection.control_channel import ClusterLost, answered_within
 from heddle_dask.live.driver.inputs.rollout_inputs import Output
 from heddle_dask.live.driver.options import Engines, Patience
 from heddle_dask.live.driver.rollout import Rollout
@@ -61,7 +61,7 @@ async def end_tools(made: LocalRolloutCluster) -> None:
     ("fault", "reason"),
     [
         (restart, "a client has restarted the cluster (Client.restart): all its tasks are gone"),
-        (stop_scheduler, "the scheduler has not answered for 2.25 s"),
+        (stop_scheduler, "the scheduler has not answered for 2 s"),
         (end_engine, "the last engine is gone, and none has come back for 1 s"),
         (end_tools, "the last tool worker is gone, and none has come back for 1 s"),
     ],
@@ -93,6 +93,22 @@ def test_a_run_that_lost_its_cluster_ends_and_is_resumed_on_another(
     records = list(RunReader(out))
     assert len({record.trajectory_id for record in records}) == len(records) == TASKS
     assert {(r.status, r.detail, len(r.steps)) for r in records} == {("completed", "", 4)}
+
+
+def test_a_silence_of_the_scheduler_is_told_before_the_limit_and_so_is_its_end() -> None:
+    lines: list[str] = []
+
+    async def answer(told: int) -> str:
+        while len(lines) < told:
+            await asyncio.sleep(0.01)
+        return "answered"
+
+    async def body() -> None:
+        assert await answered_within(2.0, answer(0), lines.append) == "answered" and not lines
+        assert await answered_within(2.0, answer(1), lines.append) == "answered"
+
+    run(body())
+    assert lines == ["the scheduler has not answered for 1 s", "the scheduler answers again"]
 
 
 def test_what_another_client_cancels_is_asked_for_again(model_dir: str, tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ from distributed.comm import CommClosedError
 
 from heddle_dask.core.errors import HeddleError, WriteFailed
 from heddle_dask.live.driver.options import Patience
-from heddle_dask.live.wire.driver_messages import FetchUpdates, Notice, Updates
+from heddle_dask.live.wire._dask_internals import SILENT_S
+from heddle_dask.live.wire.driver_messages import FetchUpdates, Notice, ProgressNotice, Updates
 from heddle_dask.live.wire.transport import ask_scheduler
 
 # The longest poll: counts for the progress line and journal lines come at least this often.
@@ -37,8 +38,15 @@ class ClusterLost(ControlPlaneFailed):
     """
 
 
-async def answered_within(limit_s: float, request: Coroutine[Any, Any, Result]) -> Result:
+async def answered_within(
+    limit_s: float, request: Coroutine[Any, Any, Result], tell: Callable[[str], None] = lambda line: None
+) -> Result:
     """The answer to a request to the scheduler.
+
+    Parameters
+    ----------
+    tell
+        Takes a line about a silence before the limit, and about its end.
 
     Raises
     ------
@@ -46,11 +54,16 @@ async def answered_within(limit_s: float, request: Coroutine[Any, Any, Result]) 
         There is no answer in time.
     """
     asking = asyncio.ensure_future(request)
+    told = math.ceil(min(SILENT_S, limit_s / 2) / _WAIT_S)
     try:
-        for _ in range(max(1, math.ceil(limit_s / _WAIT_S))):
+        for waits in range(1, max(1, math.ceil(limit_s / _WAIT_S)) + 1):
             await asyncio.wait({asking}, timeout=min(_WAIT_S, limit_s))
             if asking.done():
+                if waits > told:
+                    tell("the scheduler answers again")
                 return asking.result()
+            if waits == told:
+                tell(f"the scheduler has not answered for {waits * _WAIT_S:g} s")
     finally:
         asking.cancel()
     raise ClusterLost(f"the scheduler has not answered for {limit_s:g} s")
@@ -68,7 +81,7 @@ class ControlChannel:
         patience: Patience,
     ) -> None:
         self._client = client
-        self._scheduler_s = patience.scheduler_s
+        self._silence_s = max(patience.scheduler_s, 2 * POLL_S)
         self._missing = MissingCapacity(patience.rejoin_s)
         self._session = session
         self._on_notice = on_notice
@@ -84,7 +97,7 @@ class ControlChannel:
     async def _poll(self) -> None:
         while not (self.failed.done() or self._stopped):
             try:
-                updates = await answered_within(self._scheduler_s + POLL_S, self._fetch(POLL_S))
+                updates = await answered_within(self._silence_s, self._fetch(POLL_S), self._tell)
             except ClusterLost as error:
                 self._fail(error)
                 return
@@ -103,6 +116,9 @@ class ControlChannel:
             except Exception as error:
                 self._fail(ControlPlaneFailed(f"the scheduler's answer cannot be used: {error!r}"))
                 raise
+
+    def _tell(self, line: str) -> None:
+        self._on_notice(ProgressNotice(line))
 
     async def _fetch(self, wait_s: float) -> Updates:
         return await ask_scheduler(self._client, FetchUpdates(self._session, wait_s))
