@@ -89,7 +89,7 @@ def figures(lines: list[Any]) -> dict[str, Any]:
         kind, at = event[0], event[1]
         if kind in ("StepStarted",) and at < lost_at and event[3] == lost_on:
             open_steps[tuple(event[2])] = at
-        elif kind in ("StepFinished", "StepDelivered"):
+        elif kind == "StepFinished":
             open_steps.pop(tuple(event[2]), None) if at < lost_at else None
             if event[6] != "abort":
                 finished[event[2][0]] = event[2][1]

@@ -85,7 +85,6 @@ class Controller:
             ev.StepRequested: self._step_requested,
             ev.StepStarted: self._step_started,
             ev.StepFinished: self._step_finished,
-            ev.StepDelivered: self._step_delivered,
             ev.StepFailed: self._step_failed,
             ev.StepCancelled: self._step_cancelled,
             ev.PredictionMade: self._prediction_made,
@@ -314,9 +313,6 @@ class Controller:
         if engine.state is not EngineState.LOST:
             trajectory.advance_kv(KvEvent.WRITTEN)
         self._end_step(trajectory, engine, event.at)
-        return self._after_answer(trajectory, event)
-
-    def _after_answer(self, trajectory: Trajectory, event: ev.StepFinished) -> list[Command]:
         # An admission by KV use has new data after every result; usually no trajectory waits.
         commands = self._count_answer(trajectory, event)
         return [*commands, *self.placements.place_waiting(event.at), *self.admissions.admit(event.at)]
@@ -364,21 +360,15 @@ class Controller:
             commands += self.placements.place(self.state.trajectories[event.trajectory_id], event.at)
         return [*commands, *self.updates.install_next()]
 
-    def _step_delivered(self, event: ev.StepDelivered) -> list[Command]:
-        trajectory = self._open(event.step_id)
-        if trajectory is None:
-            return self.state.count_stale()
-        if trajectory.counted_on == event.engine_id:
-            return self._step_finished(event)
-        # The engine with the result was lost, so the step waits again or is running a second time in vain.
-        commands = self._call_off(trajectory, "answered before", event.at)
-        return [*commands, *self._after_answer(trajectory, event)]
-
     def _step_cancelled(self, event: ev.StepCancelled) -> list[Command]:
         trajectory = self._open(event.step_id)
         if trajectory is None:
             return self.state.count_stale()
-        commands = self._call_off(trajectory, "cancelled by its program", event.at)
+        commands = trajectory.abort_step("cancelled by its program")
+        if trajectory.counted_on is None:
+            self.placements.withdraw(trajectory, event.at)
+        else:
+            self._end_step(trajectory, self.state.engines[trajectory.counted_on], event.at)
         return [*commands, *self.placements.place_waiting(event.at), *self.admissions.admit(event.at)]
 
     def _open(self, step_id: StepId) -> Trajectory | None:
@@ -388,15 +378,6 @@ class Controller:
         if trajectory is None or step is None or trajectory.state not in STEP_STATES:
             return None
         return trajectory if step.step_id == step_id else None
-
-    def _call_off(self, trajectory: Trajectory, reason: str, at: float) -> list[Command]:
-        """Withdraw or abort the trajectory's step, whose result is no longer needed."""
-        commands = trajectory.abort_step(reason)
-        if trajectory.counted_on is None:
-            self.placements.withdraw(trajectory, at)
-        else:
-            self._end_step(trajectory, self.state.engines[trajectory.counted_on], at)
-        return commands
 
     def _step_failed(self, event: ev.StepFailed) -> list[Command]:
         current = self._current(event)

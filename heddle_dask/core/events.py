@@ -120,15 +120,6 @@ class StepFinished(Stamped):
     policy_version: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StepDelivered(StepFinished):
-    """The driver has the result of a step that the controller still counts as open.
-
-    The driver may get a result before the scheduler does. `StepFinished` then arrives later and is ignored as stale, or
-    never arrives because the worker died; the step may have been placed again meanwhile.
-    """
-
-
 ENGINE_LOST = "engine-lost"
 """Cause of a `StepFailed`: the engine died or did not exist."""
 
@@ -451,7 +442,6 @@ Event = (
     | StepRequested
     | StepStarted
     | StepFinished
-    | StepDelivered
     | StepFailed
     | StepCancelled
     | PredictionMade

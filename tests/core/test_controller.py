@@ -115,54 +115,6 @@ def test_nothing_of_an_ended_trajectory_is_kept() -> None:
     assert not stage.engine("E1").residents
 
 
-# -- answers that reach the driver before the controller ------------------------------------------------
-
-
-def test_an_answer_that_the_driver_has_first_ends_the_step_once() -> None:
-    stage = Stage()
-    stage.join("E1")
-    stage.submit("a")
-    start = stage.placed("a")
-    stage.start(start)
-    assert stage.deliver(start, 10) == []
-    record = stage.trajectory("a")
-    assert (record.state, record.generated_tokens, record.context_tokens) == (
-        TrajectoryState.THINKING,
-        10,
-        110,
-    )
-    assert (stage.engine("E1").generating, stage.engine("E1").inflight_tokens) == (0, 0)
-    stage.late(ev.StepFinished, *identity(start), 10, 0, "stop")
-    stage.late(ev.StepDelivered, *identity(start), 10, 0, "stop")
-    assert stage.placed("a", 1).engine_id == "E1"
-
-
-def test_an_answer_of_a_lost_engine_takes_the_waiting_step_back() -> None:
-    stage = Stage()
-    stage.join("E1")
-    stage.submit("a")
-    start = stage.placed("a")
-    stage.lose("E1")
-    assert stage.deliver(start, 10) == []
-    assert stage.trajectory("a").generated_tokens == 10
-    assert stage.join("E2") == []
-    assert stage.placed("a", 1).source_engine_id is None
-
-
-def test_an_answer_of_a_lost_engine_aborts_the_second_run() -> None:
-    stage = Stage()
-    stage.join("E1")
-    stage.submit("a")
-    start = stage.placed("a")
-    stage.start(start)
-    stage.join("E2")
-    (again,) = stage.lose("E1")
-    assert isinstance(again, StartStep)
-    assert stage.deliver(start, 10) == [AbortStep(*identity(again), reason="answered before")]
-    assert (stage.trajectory("a").state, stage.engine("E2").inflight_tokens) == (TrajectoryState.THINKING, 0)
-    stage.late(ev.StepFinished, *identity(again), 3, 0, "abort")
-
-
 # -- admission -------------------------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "engines": ("join_engine", "drain_engine", "expire_engine", "lose_engine", "engine_dies"),
     "hosts": ("join_host", "drain_host", "lose_host"),
     "trajectories": ("submit", "fork", "end"),
-    "steps": ("start", "finish", "abort", "stopped", "deliver", "deliver_crossed", "fail", "cancel"),
+    "steps": ("start", "finish", "abort", "stopped", "fail", "cancel"),
     "predictions": ("predict",),
     "moves": ("move_ends",),
     "actions": ("act", "act_ends", "time"),

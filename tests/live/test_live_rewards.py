@@ -204,4 +204,4 @@ async def _resumed(client: Any, model: str, tmp_path: Path) -> None:
 
 
 def _steps_finished(out: Path) -> int:
-    return sum(event[0] in ("StepFinished", "StepDelivered") for event, _ in control_lines(out))
+    return sum(event[0] == "StepFinished" for event, _ in control_lines(out))

@@ -227,10 +227,6 @@ class Stage:
         kept = had.kept_tokens if had.kept_on == step.engine_id else 0
         return self.feed(ev.StepFinished, *identity(step), new_tokens, kept if cached is None else cached, reason)
 
-    def deliver(self, step: StartStep, new_tokens: int = 10, reason: str = "stop") -> list[Command]:
-        """The driver has the answer before the controller has heard of it."""
-        return self.feed(ev.StepDelivered, *identity(step), new_tokens, 0, reason)
-
     def fail(self, step: StartStep) -> list[Command]:
         """The step ends without an answer."""
         return self.feed(ev.StepFailed, *identity(step), "engine")

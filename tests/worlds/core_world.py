@@ -120,8 +120,6 @@ class World:
     wakes: list[float] = field(default_factory=list)  # times that the controller asked for
     line: list[str] = field(default_factory=list)  # calls that wait for a host, as they are to start
     stale: list[tuple[Any, ...]] = field(default_factory=list)
-    # Steps of lost engines whose answer may have reached the driver, as they were there.
-    crossed: list[tuple[Step, tuple[Any, ...]]] = field(default_factory=list)
     asked: list[tuple[str, int]] = field(default_factory=list)  # predictions: of whom, after how many steps
     moves: dict[str, cmd.MoveContext] = field(default_factory=dict)
     seen: Counter[str] = field(default_factory=Counter)  # what took part, beyond kinds of events and commands
@@ -386,12 +384,6 @@ class World:
             "start": [s for s in held if not s.started],
             "finish": held,
             "abort": held,
-            "deliver": held,
-            "deliver_crossed": [
-                (step, told)
-                for step, told in self.crossed
-                if (program := alive.get(told[0].trajectory_id)) is not None and program.step is step
-            ],
             "fail": held,
             "cancel": [p.step for p in alive.values() if p.step is not None],
             "stopped": [s for s in held if s.stopping or s.leaving],
@@ -434,7 +426,6 @@ class World:
             if self.pick((True, False)):  # a message that was on the wire
                 self.stale.append((ev.StepFinished, *step.identity, 5, 0, "stop"))
                 self.stale.append((ev.StepStarted, *step.identity))
-            self.crossed.append((step, step.identity))
             step.losses += step.started
             step.engine_id, step.started, step.stopping, step.leaving = None, False, False, False
         self._engine_gone_for_moves(engine_id)
@@ -549,23 +540,6 @@ class World:
         self._step_ended(step, (ev.StepFinished, *facts))
         self.programs[step.request.step_id.trajectory_id].steps_finished += reason != "abort"
         self.tell(ev.StepFinished, *facts)
-
-    def _do_deliver(self, step: Step) -> None:
-        """The driver tells first; the worker's own message comes late, or never."""
-        facts = (*step.identity, self.pick((0, 7, 40)), 0, "stop")
-        self._step_ended(step, (ev.StepFinished, *facts))
-        self.programs[step.request.step_id.trajectory_id].steps_finished += 1
-        self.tell(ev.StepDelivered, *facts)
-
-    def _do_deliver_crossed(self, crossed: tuple[Step, tuple[Any, ...]]) -> None:
-        """The result of a lost engine; the step waits again, or runs elsewhere in vain."""
-        step, told = crossed
-        if step.engine_id is not None:
-            self.stale.append((ev.StepFinished, *step.identity, 3, 0, "stop"))
-        self.programs[told[0].trajectory_id].step = None
-        self.programs[told[0].trajectory_id].steps_finished += 1
-        self.stale.append((ev.StepDelivered, *told, 3, 0, "stop"))
-        self.tell(ev.StepDelivered, *told, 3, 0, "stop")
 
     def _do_cancel(self, step: Step) -> None:
         """Its program gives it up, wherever it is; the same step may be asked for again."""
@@ -749,8 +723,6 @@ WEIGHTS: Final[dict[str, float]] = {
     "start": 14,
     "finish": 12,
     "abort": 2,
-    "deliver": 4,
-    "deliver_crossed": 4,
     "fail": 2,
     "cancel": 2,
     "stopped": 6,

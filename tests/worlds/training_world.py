@@ -162,7 +162,7 @@ class TrainingWorld(World):
     # -- moves -------------------------------------------------------------------------------------
 
     def tell(self, kind: type, *fields: Any) -> None:
-        if kind in (ev.StepFinished, ev.StepDelivered) and len(fields) == 5:
+        if kind is ev.StepFinished and len(fields) == 5:
             step_id, engine_id, new_tokens = fields[:3]
             here = self.stage.state.engines[engine_id].version  # of a lost engine: what it had
             version = self.sampled_by.get((step_id, engine_id), here)

@@ -94,7 +94,6 @@ class RunHistory:
             ev.StepRequested: self._step_requested,
             ev.StepStarted: self._step_started,
             ev.StepFinished: self._step_finished,
-            ev.StepDelivered: self._step_delivered,
             ev.StepFailed: self._step_failed,
             ev.StepCancelled: self._step_cancelled,
             ev.PredictionMade: self._predicted,
@@ -309,15 +308,8 @@ class RunHistory:
 
     def _step_finished(self, event: ev.StepFinished) -> None:
         lane = self._lane_at(event)
-        if lane is not None:
-            self._answered(lane, event)
-
-    def _step_delivered(self, event: ev.StepDelivered) -> None:
-        lane = self.lanes.get(event.step_id.trajectory_id)
-        if lane is not None and lane.step == event.step_id:
-            self._answered(lane, event)
-
-    def _answered(self, lane: Lane, event: ev.StepFinished) -> None:
+        if lane is None:
+            return
         engine = lane.engine
         if engine is not None and engine.engine_id == event.engine_id and engine.state != "lost":
             lane.has_kv = True

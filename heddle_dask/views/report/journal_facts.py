@@ -145,7 +145,6 @@ class SessionFacts:
             "StepRequested": self._requested,
             "StepStarted": self._started,
             "StepFinished": self._finished,
-            "StepDelivered": self._finished,
             "StepFailed": self._failed,
             "StepCancelled": self._cancelled,
             "PredictionMade": self._predicted,
