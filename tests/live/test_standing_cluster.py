@@ -14,6 +14,7 @@ import pytest
 from distributed import Client, Scheduler
 from worlds.live_agents import ToolAgent
 from worlds.live_world import emulated, run, until
+from worlds.markdown_blocks import ROOT
 
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.live.clusters.worker_command import QUICK_LOOP
@@ -42,20 +43,25 @@ async def give_up(address: str, dask_scheduler: Scheduler) -> None:
     await dask_scheduler.remove_worker(address, stimulus_id="test", close=False)
 
 
-def test_workers_wait_for_the_plugin_which_comes_with_the_first_rollout_and_come_back(
+def test_the_workers_of_the_readme_wait_for_the_plugin_of_the_first_rollout_and_come_back(
     model_dir: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "scheduler.json"
     options = ["--host", "127.0.0.1", "--memory-limit", "0"]
-    both = ["--resources", "ENGINE=1,TOOL=4", "--preload", "workers.rollout_worker"]
-    both += ["--preload", "workers.tool_worker", "--name", "both"]
-    standing = ["--resources", "ENGINE=1", "--name", "standing", "--preload"]
-    standing += ["heddle_dask.preload.rollout_worker", "--model", model_dir, "--engine", "emulated"]
+    scheduler, engine, tool = (
+        line.replace(" ADDRESS", "").split()[1:]
+        for line in (ROOT / "README.md").read_text().splitlines()
+        if line.startswith("dask ")
+    )
+    assert scheduler == ["scheduler", "--preload", "heddle_dask.preload.scheduler"], "which is left out here"
+    standing = ["worker", "--resources", "ENGINE=1", "--preload", "workers.rollout_worker"]
+    standing += ["--model", model_dir, "--engine", "emulated"]
     standing += ["--options", json.dumps({"cost": {"seconds_per_token": 0.002}})]
+    made = {"engine": engine, "tool": tool, "standing": standing}
 
     async def body() -> None:
         async with Client(scheduler_file=str(file), asynchronous=True) as client:
-            await client.wait_for_workers(2)
+            await client.wait_for_workers(3)
             while "LLM" not in str(await client.scheduler.identity(n_workers=-1)):
                 await asyncio.sleep(0.05)  # then the engine answers, and nobody has been told of it
             asked = Engines(spec=emulated(model_dir), count=1)
@@ -63,23 +69,22 @@ def test_workers_wait_for_the_plugin_which_comes_with_the_first_rollout_and_come
                 batch = await rollout.run(8)
             assert batch.counts == {"completed": 8}
 
-            async def address_of_both() -> str:
+            async def address_of_tool() -> str:
                 workers = (await client.scheduler.identity(n_workers=-1))["workers"]
-                return next((address for address, worker in workers.items() if worker["name"] == "both"), "")
+                return next((address for address, worker in workers.items() if worker["name"] == "tool"), "")
 
-            before = await address_of_both()
+            before = await address_of_tool()
             await client.run_on_scheduler(give_up, before)
-            while await address_of_both() in ("", before):
+            while await address_of_tool() in ("", before):
                 await asyncio.sleep(0.05)  # its nanny starts it again
 
     listens = ["--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file)]
-    with started(tmp_path, "scheduler", "scheduler", *listens):
+    with contextlib.ExitStack() as programs:
+        programs.enter_context(started(tmp_path, "scheduler", "scheduler", *listens))
         address = json.loads(run(content(file)))["address"]
-        with (
-            started(tmp_path, "both", "worker", address, *options, *both),
-            started(tmp_path, "standing", "worker", address, *options, *standing),
-        ):
-            run(body())
+        for name, (word, *more) in made.items():
+            programs.enter_context(started(tmp_path, name, word, address, *options, "--name", name, *more))
+        run(body())
     logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
     assert not [name for name, text in logs.items() if "Traceback" in text or "KeyError" in text], logs
 
