@@ -1,7 +1,7 @@
 """``python -m benchmarks gpu-fidelity``: runs on a GPU beside their simulation from a measured table.
 
 Nothing is fitted to a makespan: the engines are those of the table, and the control plane has its usual delays. A
-router has no simulation, and `kv-forecast` is simulated as it was when these runs were made.
+router has no simulation, and `kv-forecast` is simulated about as it was when these runs were made.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from heddle_dask.cost.table_fit import fit_table
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.rollout import Arm, simulate
 
-_THEN = "admission=kv-forecast,doubt=0.5"
+_THEN = "admission=kv-forecast,fill=0.95,prior=1.0,doubt=0.5"
 # What makes two runs the same but for chance.
 _SETUP = ("workload", "tasks", "token_scale", "tool_scale", "seed", "engine_count", "slots", "context")
 

@@ -34,9 +34,9 @@ _BINS = len(_WIDTHS)
 _UNTIL: Floats = GROWTH_TOKENS[:-1, None] + GROWTH_TOKENS
 _UNTIL_BIN: NDArray[np.intp] = np.minimum(np.searchsorted(GROWTH_TOKENS, _UNTIL, side="right") - 1, _BINS - 1)
 _UNTIL_IN_BIN: Floats = np.minimum(_UNTIL, GROWTH_TOKENS[-1]) - GROWTH_TOKENS[_UNTIL_BIN]
-# Prior: hazard per growth of a context by the factor e (one doubles with probability 0.71), and its weight. Set before
-# any measurement, and not tuned.
-_PRIOR_PER_E_FOLD = 0.5
+# Hazard of a bin that all but no trajectory survives; one of 1 has no logarithm.
+_MOST_HAZARD = 20.0
+# Trajectories that the prior counts for.
 _PRIOR_TRAJECTORIES = 1.0
 
 
@@ -65,9 +65,9 @@ class GrowthCounts:
         return GrowthCounts(self.ends + other.ends, self.reached + other.reached)
 
 
-def prior_hazard(first_tokens: float) -> Floats:
-    """Hazards before any observation: a context is as likely to double again whatever its length."""
-    return _PRIOR_PER_E_FOLD * np.diff(np.log(GROWTH_TOKENS + max(1.0, first_tokens)))
+def prior_hazard(mean_tokens: float) -> Floats:
+    """Hazards before any observation: growth is exponential, so that each token is as likely to be the last."""
+    return np.minimum(_WIDTHS / mean_tokens, _MOST_HAZARD)
 
 
 class GrowthLaw:
@@ -168,11 +168,11 @@ class GrowthLaws:
     """The law of each domain; the hazards of all together are the prior of each."""
 
     def __init__(
-        self, domains: Mapping[str, DomainGrowth], first_tokens: float, doubt: float, horizons: int = _BINS + 1
+        self, domains: Mapping[str, DomainGrowth], prior_tokens: float, doubt: float, horizons: int = _BINS + 1
     ) -> None:
         counts = {name: GrowthCounts.of(list(d.ended), [*d.cut, *d.growth]) for name, d in domains.items()}
-        prior = prior_hazard(_first_tokens(domains, first_tokens))
-        self._every = GrowthLaw(sum(counts.values(), GrowthCounts.of((), ())), prior, doubt, horizons)
+        hazard = prior_hazard(prior_tokens)
+        self._every = GrowthLaw(sum(counts.values(), GrowthCounts.of((), ())), hazard, doubt, horizons)
         self._laws: dict[str, GrowthLaw] = {}
         if len(domains) > 1:
             self._laws = {name: GrowthLaw(c, self._every.hazard, doubt, horizons) for name, c in counts.items()}
@@ -180,12 +180,6 @@ class GrowthLaws:
     def of(self, domain: str) -> GrowthLaw:
         """The law of a domain; that of all together where it was never seen."""
         return self._laws.get(domain, self._every)
-
-
-def _first_tokens(domains: Mapping[str, DomainGrowth], unknown: float) -> float:
-    """Mean first prompt of the live trajectories."""
-    first = [each.context_tokens - each.growth for domain in domains.values() for each in domain.live]
-    return max(1.0, sum(first) / len(first)) if first else unknown
 
 
 class _Group(NamedTuple):
@@ -215,8 +209,8 @@ class ContextForecast:
         KV tokens of each engine that may be used.
     most_tokens
         Longest context that engines take: a trajectory ends there.
-    first_tokens
-        Length of a first prompt, while no trajectory is alive.
+    prior_tokens
+        Mean growth of a context before any trajectory has ended.
     doubt
         Standard deviations by which cumulative hazards are lowered.
     spread
@@ -228,7 +222,7 @@ class ContextForecast:
         domains: Mapping[str, DomainGrowth],
         capacity_tokens: Sequence[float],
         most_tokens: float,
-        first_tokens: float,
+        prior_tokens: float,
         *,
         doubt: float,
         spread: float,
@@ -240,7 +234,7 @@ class ContextForecast:
         self._mean: Floats = np.zeros((len(capacity_tokens), len(self._horizons)))
         self._variance: Floats = np.zeros_like(self._mean)
         self._groups: dict[str, dict[int, _Group]] = {}
-        self._laws = GrowthLaws(domains, first_tokens, doubt, len(self._horizons))
+        self._laws = GrowthLaws(domains, prior_tokens, doubt, len(self._horizons))
         for name, domain in domains.items():
             if live := [*domain.live, *domain.others]:
                 self._add_all(self._laws.of(name), live)

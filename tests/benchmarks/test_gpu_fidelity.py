@@ -31,7 +31,7 @@ def test_kept_rows_are_of_the_live_runs_and_within_a_tenth(name: str) -> None:
 
 
 def test_the_default_is_simulated_as_it_was() -> None:
-    assert arm_then("sticky-forecast").overrides == ("admission=kv-forecast,doubt=0.5",)
+    assert arm_then("sticky-forecast").overrides == ("admission=kv-forecast,fill=0.95,prior=1.0,doubt=0.5",)
     assert arm_then("heddle").overrides == ()
     limited = arm_then("sticky-forecast:admission=at-most,alive=128")
     assert limited.overrides == ("admission=at-most,alive=128",)

@@ -22,6 +22,7 @@ from heddle_dask.cost.context_forecast import (
 )
 
 MOST_TOKENS = 40_000.0
+MEAN_GROWTH = 10_000.0  # before any has ended
 growth_tokens = st.floats(0.0, 50_000.0, allow_nan=False)
 several = st.lists(growth_tokens, max_size=40)
 
@@ -29,7 +30,7 @@ several = st.lists(growth_tokens, max_size=40)
 def forecast_of(
     domains: dict[str, DomainGrowth], capacities: tuple[float, ...] = (1e6,), spread: float = 1.0
 ) -> ContextForecast:
-    return ContextForecast(domains, capacities, MOST_TOKENS, 100.0, doubt=1.0, spread=spread)
+    return ContextForecast(domains, capacities, MOST_TOKENS, MEAN_GROWTH, doubt=1.0, spread=spread)
 
 
 def room(domains: dict[str, DomainGrowth], group: str = "", prompt: float = 100.0) -> int:
@@ -99,8 +100,7 @@ def test_it_equals_brute_force_over_which_trajectories_run(
     forecast = forecast_of({"x": DomainGrowth(ended, (), live)}, (1.0,), spread)
     for group in added:
         forecast.add("x", prompts[group], group, 0)
-    first = sum(each.context_tokens - each.growth for each in live) / len(live)
-    law = GrowthLaw(GrowthCounts.of(ended, [each.growth for each in live]), prior_hazard(max(1.0, first)), 1.0)
+    law = GrowthLaw(GrowthCounts.of(ended, [each.growth for each in live]), prior_hazard(MEAN_GROWTH), 1.0)
     live += on_engine(*[(0.0, prompts[group], group) for group in added])
     assert forecast.shares()[0] == pytest.approx(brute_force(law, live, spread), rel=1e-6)
 

@@ -19,7 +19,7 @@ several = st.lists(growth_tokens, max_size=40)
 
 
 def law_of(ended: list[float], running: list[float], doubt: float = 0.0) -> GrowthLaw:
-    return GrowthLaw(GrowthCounts.of(ended, running), prior_hazard(200.0), doubt)
+    return GrowthLaw(GrowthCounts.of(ended, running), prior_hazard(2_000.0), doubt)
 
 
 @given(several, several, st.floats(0.0, 3.0))
@@ -33,6 +33,11 @@ def test_survival_begins_at_one_and_never_rises(ended: list[float], running: lis
 def test_doubt_makes_contexts_longer(ended: list[float], running: list[float]) -> None:
     sure, unsure = law_of(ended, running).survival, law_of(ended, running, 1.0).survival
     assert np.all(unsure >= sure - 1e-12)
+
+
+def test_before_any_has_ended_growth_is_exponential() -> None:
+    law = GrowthLaw(GrowthCounts.of([], []), prior_hazard(2_000.0), 0.0)
+    assert law.survival[0] == pytest.approx(np.exp(-GROWTH_TOKENS / 2_000.0), abs=0.05)
 
 
 @given(several, several)
