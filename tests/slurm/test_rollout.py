@@ -123,7 +123,7 @@ def run_program(directory: Path, program: str) -> str:
 
 
 def test_the_documented_program_with_groups_of_jobs_runs(slurm: Lab, tmp_path: Path, model_dir: str) -> None:
-    write_cluster_file(tmp_path)
+    write_cluster_file(tmp_path, gpu="maximum = 2", cpu="")
     program = OWN.replace("/project/models/Qwen3-8B", model_dir).replace('"math",', '"math", engines="emulated",')
     program = program.replace("gpu=4", "gpu=2").replace(".run(64)", ".run(8)")
     told = run_program(tmp_path, program)
