@@ -193,7 +193,7 @@ class _GpuRollout:
     def __init__(self, job: GpuJob) -> None:
         self.job = job
         self.time = VirtualTime()
-        self.controller = Controller(build_strategies("round-robin", overrides=[f"actions={job.actions}"]))
+        self.controller = Controller(build_strategies("least-load", overrides=[f"actions={job.actions}"]))
         self.services = {service.name: service for service in self._declared()}
         work = job.workload
         times = ServiceTimes(

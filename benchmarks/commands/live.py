@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from benchmarks.live_setup import LiveRow
     from heddle_dask.sim.rollout import Arm
 
-DEFAULT_ARMS = "heddle slime verl verl-hybrid sticky-least-loaded round-robin cache-aware autellix heddle-paper"
+DEFAULT_ARMS = "heddle slime verl verl-hybrid sticky-least-loaded cache-aware autellix heddle-paper"
 ROUTER_ARMS = (
     "vllm-router/round_robin vllm-router/cache_aware vllm-router/cache_aware:balance-abs-threshold=4"
     " vllm-router/sticky_least_loaded"

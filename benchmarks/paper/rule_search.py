@@ -21,7 +21,6 @@ ROUTERS = (
     "autellix",
     "slime",
     "least-load",
-    "round-robin",
 )
 """Presets that take a limit. The first one runs with all limits, the others with those near its best one."""
 PROBING = ("sticky-least-loaded", "verl-hybrid")

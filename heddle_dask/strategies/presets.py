@@ -92,7 +92,7 @@ _PLAIN = {
 }
 # Placements of other frameworks and routers, each with the scheduling of the original.
 _BASELINES = {
-    **{name: name for name in ("round-robin", "least-load", "sticky", "sticky-least-loaded", "cache-aware")},
+    **{name: name for name in ("least-load", "sticky", "sticky-least-loaded", "cache-aware")},
     "verl": "sticky-by-count",
     "verl-hybrid": "cache-aware,skew_steps=32,skew_ratio=1.0",
 }

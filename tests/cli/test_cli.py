@@ -499,26 +499,26 @@ def test_show_counts_what_only_the_journal_has_and_changes_nothing():
 
 def test_replay_compares_session_by_session():
     """Two sessions of one run have a controller each; of one whose commands are others the first event is named."""
-    stages = [Stage("round-robin"), Stage("sticky-least-loaded")]
+    stages = [Stage("least-load"), Stage("sticky-least-loaded")]
     for stage in stages:
         stage.join("E1")
         stage.submit("a")
         stage.finish(stage.placed("a"))
     path = Path("run.zarr")
     with Journal.create(journal_path(path)) as journal:
-        for stage, strategy in zip(stages, ("round-robin", "sticky-least-loaded"), strict=True):
+        for stage, strategy in zip(stages, ("least-load", "sticky-least-loaded"), strict=True):
             journal.append("session", {"strategy": strategy, "overrides": [], "seed": 0, "cost": None})
             for line in stage.journal:
                 journal.append("control", {"lines": [line]})
     result = invoke("replay", path, "--json")
     told = json.loads(result.stdout.splitlines()[-1])
     assert (result.exit_code, told["same"]) == (0, True)
-    assert [row["strategy"] for row in told["sessions"]] == ["round-robin", "sticky-least-loaded"]
+    assert [row["strategy"] for row in told["sessions"]] == ["least-load", "sticky-least-loaded"]
     assert all(row["events"] >= 4 for row in told["sessions"])
 
     event, _ = stages[1].journal[-1]
     with Journal.open_append(journal_path(path)) as journal:
-        journal.append("session", {"strategy": "round-robin", "overrides": [], "seed": 0, "cost": None})
+        journal.append("session", {"strategy": "least-load", "overrides": [], "seed": 0, "cost": None})
         for line in [*stages[1].journal[:-1], (event, [["GiveUpAction", "x", "never"]])]:
             journal.append("control", {"lines": [line]})
     result = invoke("replay", path)
@@ -527,13 +527,13 @@ def test_replay_compares_session_by_session():
 
 
 def test_replay_of_a_journal_that_lacks_events_says_so_and_does_not_diverge():
-    stage = Stage("round-robin")
+    stage = Stage("least-load")
     stage.join("E1")
     stage.submit("a")
     stage.finish(stage.placed("a"))
     path = Path("run.zarr")
     with Journal.create(journal_path(path)) as journal:
-        journal.append("session", {"strategy": "round-robin", "overrides": [], "seed": 0, "cost": None})
+        journal.append("session", {"strategy": "least-load", "overrides": [], "seed": 0, "cost": None})
         journal.append("control", {"lines": [*stage.journal[:2], gap(1_200)]})
         journal.append("control", {"lines": stage.journal[3:]})
     result = invoke("replay", path, "--json")

@@ -201,7 +201,7 @@ def test_a_step_that_failed_is_the_drivers_to_ask_again() -> None:
 
 
 def test_messages_of_another_engine_are_late() -> None:
-    stage = two_engines(preset="round-robin")
+    stage = two_engines(overrides=["placement=round-robin"])
     stage.submit("a")
     start = stage.placed("a")
     other = replace(start, engine_id=E2 if start.engine_id == E1 else E1)

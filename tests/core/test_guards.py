@@ -55,7 +55,7 @@ def test_check_admission_refuses_a_second_time() -> None:
 
 def cluster() -> Stage:
     """A trajectory at home on E1; E2 is ready and E3 drains."""
-    stage = Stage("round-robin")
+    stage = Stage("sticky", overrides=["placement=round-robin"])
     stage.join("E1", "E2", "E3")
     stage.submit("a")
     stage.finish(stage.placed("a"))

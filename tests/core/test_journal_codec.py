@@ -126,14 +126,14 @@ def test_a_replay_of_what_is_new_in_heddle_gives_the_same_commands(preset: str) 
 
 
 def test_a_replay_tells_where_it_differs() -> None:
-    stage = Stage("round-robin")
+    stage = Stage("sticky", overrides=["placement=round-robin"])
     stage.join("E1", "E2")
     stage.submit("a", "b")
     stage.placed("a")
     stage.placed("b")
     lines = json.loads(json.dumps(stage.journal))
     lines[5][1][0][2] = "E1"
-    (mismatch,) = replay(Controller(build_strategies("round-robin")), lines)
+    (mismatch,) = replay(Controller(build_strategies("sticky", overrides=["placement=round-robin"])), lines)
     assert mismatch.line == 6
     assert mismatch.event[0] == "StepRequested"
     assert mismatch.recorded[0][2] == "E1"
@@ -143,7 +143,7 @@ def test_a_replay_tells_where_it_differs() -> None:
 def test_a_replay_with_another_strategy_is_told() -> None:
     told = []
     for seed in range(6):
-        world = play("round-robin", seed=seed, moves=200)
+        world = play("least-load", seed=seed, moves=200)
         fresh = Controller(build_strategies("sticky"), world.retries)
         told += [next(replay(fresh, world.stage.journal), None)]
     assert any(mismatch is not None and mismatch.replayed[0][0] == "StartStep" for mismatch in told)

@@ -42,7 +42,9 @@ class Going:
 def moving_stage(migration: Migration, *engines: str) -> Stage:
     """Trajectories stay where they are but for that migration."""
     oracle = PredictorChoice("oracle", {})
-    chosen = replace(build_strategies("round-robin"), migration=migration, predictor=oracle)
+    chosen = replace(
+        build_strategies("sticky", overrides=["placement=round-robin"]), migration=migration, predictor=oracle
+    )
     chosen.placement = build_strategies("sticky-least-loaded").placement
     stage = Stage(strategies=chosen)
     stage.join(*(engines or ("E1", "E2")))

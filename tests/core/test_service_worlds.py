@@ -21,7 +21,7 @@ def test_long_histories_come_to_their_end_and_replay(strategy: str) -> None:
         world = random_services(seed, 600, overrides)
         seen += world.seen
         retries = world.stage.controller.retries
-        fresh = Stage("round-robin", retries=retries, overrides=overrides).controller
+        fresh = Stage("least-load", retries=retries, overrides=overrides).controller
         assert not list(replay(fresh, world.stage.journal))
     for what in ("LoadService", "EvictService", "DropServiceCopy", "AbortAction", "ReleaseHost"):
         assert seen[what], what

@@ -14,7 +14,7 @@ from heddle_dask.core.transitions import EngineState, TrajectoryState
 
 
 def test_a_snapshot_counts_trajectories_engines_and_hosts() -> None:
-    stage = Stage("round-robin")
+    stage = Stage("sticky", overrides=["placement=round-robin"])
     stage.join("E1", "E2", slots=1, kv_tokens=5000)
     stage.add_host("H1", cpus=4)
     stage.submit("a", "b", "c", "d")

@@ -21,14 +21,14 @@ from heddle_dask.live.driver.options import Budget, Engines, Patience
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.session import open_session
 from heddle_dask.records.store import RunReader
-from heddle_dask.strategies.presets import DEFAULT_PRESET, strategies_of_run
+from heddle_dask.strategies.presets import DEFAULT_PRESET, Strategy, strategies_of_run
 
 pytestmark = pytest.mark.cluster
 
 
 # One that moves contexts, one that looks into caches, the default, and one that preempts; `heddle` and `heddle-paper`
 # are in test_live_heddle.py. All presets are simulated and replayed in tests/sim/test_sim_world.py.
-@pytest.mark.parametrize("strategy", ["round-robin", "cache-aware", DEFAULT_PRESET, "autellix"])
+@pytest.mark.parametrize("strategy", ["least-load", "cache-aware", DEFAULT_PRESET, "autellix"])
 def test_a_rollout_completes_and_its_journal_replays_to_the_same_commands(
     strategy: str, model_dir: str, tmp_path: Path
 ) -> None:
@@ -64,9 +64,9 @@ def test_a_rollout_completes_and_its_journal_replays_to_the_same_commands(
     assert list(replay(Controller(strategies_of_run(reader.metadata)), lines)) == []
 
 
-@pytest.mark.parametrize("strategy", ["round-robin", "sticky-least-loaded"])
+@pytest.mark.parametrize("placement", ["round-robin", "sticky-least-loaded"])
 def test_the_record_is_what_the_engine_saw_and_sampled(
-    strategy: str, model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    placement: str, model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen_path = tmp_path / "seen.jsonl"
     monkeypatch.setattr(open_session, "RolloutWorker", lambda spec, watch: RecordingWorker(spec, str(seen_path)))
@@ -78,7 +78,7 @@ def test_the_record_is_what_the_engine_saw_and_sampled(
                 env=ToolAgent(steps=4),
                 model=model_dir,
                 engines=emulated(model_dir),
-                strategy=strategy,
+                strategy=Strategy("sticky", [f"placement={placement}"]),
                 samples=2,
                 out=tmp_path / "run.zarr",
             )
@@ -88,7 +88,7 @@ def test_the_record_is_what_the_engine_saw_and_sampled(
     records = list(RunReader(tmp_path / "run.zarr"))
     assert len(records) == 8
     check_against_engine(records, seen_path)
-    if strategy == "round-robin":
+    if placement == "round-robin":
         moved = [r for r in records if len({s.engine_id for s in r.steps}) > 1]
         assert moved, "round robin moves contexts between workers"
 

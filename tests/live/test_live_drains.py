@@ -24,7 +24,7 @@ from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.session import open_session
 from heddle_dask.records.store import RunReader
-from heddle_dask.strategies.presets import strategies_of_run
+from heddle_dask.strategies.presets import Strategy, strategies_of_run
 
 pytestmark = pytest.mark.cluster
 
@@ -186,7 +186,7 @@ def test_a_step_that_outlasts_its_job_goes_on_elsewhere_from_the_tokens_it_has(
                 env=ToolAgent(steps=1, tokens=500),
                 model=model_dir,
                 engines=emulated(model_dir, seconds_per_token=0.02, slots=4),
-                strategy="round-robin",
+                strategy=Strategy("sticky", ["placement=round-robin"]),
                 out=out,
             )
             batch = asyncio.ensure_future(rollout.run(4))

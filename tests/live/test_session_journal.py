@@ -21,7 +21,7 @@ from heddle_dask.live.scheduler import journal_spool
 from heddle_dask.live.scheduler import session as session_module
 from heddle_dask.strategies.described import strategies_of_description
 
-FIRST = RunDescription(strategy="round-robin")
+FIRST = RunDescription(strategy="least-load")
 FACTS = {"strategy": "heddle", "overrides": [], "seed": 0, "cost": None}
 
 

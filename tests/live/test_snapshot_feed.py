@@ -95,7 +95,7 @@ def test_a_defect_of_the_history_does_not_stop_the_session(
     feed: SnapshotFeed, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body() -> None:
-        lone = first_session(RunDescription(strategy="round-robin"))
+        lone = first_session(RunDescription(strategy="least-load"))
         session, control = lone.session, lone.control
         control.watched = feed.watch("s", "heddle", session.now)
         lone.feed(ev.EngineJoined(session.now(), engine("a")))

@@ -90,7 +90,7 @@ def test_no_run_beats_the_bound(
 
 
 @settings(max_examples=25, deadline=None)
-@given(plans=PLANS, preset=st.sampled_from(["heddle", "slime", "round-robin"]), small=st.integers(1, 2))
+@given(plans=PLANS, preset=st.sampled_from(["heddle", "slime", "least-load"]), small=st.integers(1, 2))
 def test_no_run_on_unlike_engines_with_delays_and_few_tool_cpus_beats_the_bound(
     plans: list[tuple[int, int, list[tuple[int, int, float | None]]]], preset: str, small: int
 ) -> None:
@@ -226,7 +226,7 @@ def every_schedule(work: list[PlannedTrajectory], tiny: SimulatedFleet) -> list[
         for placed in itertools.product(names, repeat=len(work)):
             engine_of = {plan.trajectory_id: name for plan, name in zip(work, placed, strict=True)}
             for order in itertools.permutations(work):
-                chosen = build_strategies("round-robin", overrides=[f"admission=at-most,alive={alive}"])
+                chosen = build_strategies("least-load", overrides=[f"admission=at-most,alive={alive}"])
                 world = SimulatedWorld(replace(chosen, placement=Fixed(engine_of)), tiny, order, seed=0)
                 world.run()
                 found.append(max(program.finished_s for program in world.programs.values()))

@@ -258,7 +258,7 @@ def test_who_completes_more_comes_before_who_ends_earlier() -> None:
     """And the page's curve ends where the share of completed ones does."""
     faults = "[faults]\nengine-mtbf-s = 25\nengine-restart-s = 30\n"
     Path("bad-day.toml").write_text('gpus = 8\ngpus-per-node = 8\ntp = 4\nslots = 8\ngpu = "H100"\n' + faults)
-    presets = ["slime", "verl", "round-robin", "least-load"]
+    presets = ["slime", "verl", "sticky", "least-load"]
     chosen = ["--workload", "math", *SMALL, "--model", "qwen3-8b", "--strategy", ",".join(presets)]
     chosen[chosen.index("small.toml")] = "bad-day.toml"
     result = invoke(*chosen, "--seeds", "3", "--json")

@@ -74,7 +74,7 @@ def test_round_robin_never_repeats_an_engine_while_another_candidate_waited_long
 
 
 def test_round_robin_through_the_controller_after_a_join() -> None:
-    stage = Stage("round-robin")
+    stage = Stage("sticky", overrides=["placement=round-robin"])
     stage.join("E1", "E2")
     stage.submit(*"abcdef")
     assert [stage.placed(n).engine_id for n in "abc"] == ["E1", "E2", "E1"]

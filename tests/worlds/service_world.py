@@ -305,7 +305,7 @@ WEIGHTS = {
 
 def play_services(pick: Pick, moves: Sequence[str], losses: int, strategy: Sequence[str] = ()) -> ServiceWorld:
     """A world of these moves, in which what is not possible is left out; it ends healthy."""
-    stage = Stage("round-robin", overrides=strategy, retries=RetryPolicy(losses, max_pool_wait_s=0))
+    stage = Stage("least-load", overrides=strategy, retries=RetryPolicy(losses, max_pool_wait_s=0))
     world = ServiceWorld(stage, pick)
     world.tell(ev.PoolsDeclared, (), SERVICES)
     for move in moves:
