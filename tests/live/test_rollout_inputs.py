@@ -384,7 +384,7 @@ def test_a_model_is_known_by_its_content(model_dir: str, tmp_path: Path) -> None
         ({"max_steps": 5}, TypeError, r"no argument 'max_steps': use budget=Budget\(max_steps=…\)"),
         ({"sample": 5}, TypeError, r"no argument 'sample': did you mean 'samples'\?"),
         ({"progress": "yes"}, BadInput, r"progress is 'yes': use True, False or a function"),
-        ({"on_progress": print}, TypeError, r"no argument 'on_progress': did you mean 'progress'\?"),
+        ({"on_progress": 3}, BadInput, r"progress is 3: use True, False or a function"),
         ({"tools": [3]}, BadInput, r"tools is \[3\]: use a list of functions"),
     ],
 )

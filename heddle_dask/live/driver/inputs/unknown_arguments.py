@@ -28,6 +28,8 @@ def explained(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def called(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "on_progress" in kwargs:  # its former name
+            kwargs.setdefault("progress", kwargs.pop("on_progress"))
         for name in kwargs:
             if name not in known:
                 raise TypeError(f"Rollout has no argument {name!r}{_place_of(name, list(known)[1:])}")
