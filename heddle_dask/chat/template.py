@@ -226,6 +226,10 @@ class ChatTemplate:
         """A whole conversation, as `render`, with the owner of each token."""
         return self._rendering(self._opening_text, self._clean(messages))
 
+    def bridge(self, messages: Sequence[Message], *, ended: bool) -> list[int]:
+        """The token ids of `following`."""
+        return self.following(messages, ended=ended).token_ids
+
     def following(self, messages: Sequence[Message], *, ended: bool, end_id: int | None = None) -> Rendering:
         """What follows a sampled assistant turn, to the end of the next generation prompt, with owners of tokens.
 

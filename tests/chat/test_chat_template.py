@@ -83,7 +83,7 @@ def test_bridge_adds_the_end_token_when_the_turn_lacks_it(chatml: ChatTemplate) 
 
 
 def test_bridge_without_messages_opens_the_next_turn(chatml: ChatTemplate) -> None:
-    assert text_of(chatml, chatml.following([], ended=True).token_ids) == "\n<|im_start|>assistant\n"
+    assert text_of(chatml, chatml.bridge([], ended=True)) == "\n<|im_start|>assistant\n"
 
 
 def test_end_tokens_and_vocabulary(chatml: ChatTemplate) -> None:
