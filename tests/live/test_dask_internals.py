@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -343,6 +344,29 @@ def test_streams_can_be_quick_and_keep_nothing_of_what_they_sent() -> None:
         sent = client.scheduler_comm.batch_count
         assert await client.submit(lambda: 7) == 7
         assert client.scheduler_comm.batch_count > sent and not client.scheduler_comm.recent_message_log
+
+    with_cluster(body)
+
+
+def test_the_scheduler_knows_whether_a_worker_that_left_was_retired() -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        retired, died = (worker.address for worker in workers[:2])
+        await scheduler.retire_workers(workers=[retired])
+        await scheduler.remove_worker(died, stimulus_id="test")
+        assert internals.left_as_asked(scheduler, retired) and not internals.left_as_asked(scheduler, died)
+        assert not internals.left_as_asked(scheduler, "tcp://unknown")
+
+    with_cluster(body, workers=2)
+
+
+def test_what_is_called_on_a_loop_takes_the_place_of_what_was() -> None:
+    async def body(client: Client, scheduler: Scheduler, workers: list[Worker]) -> None:
+        calls: list[str] = []
+        for name in ("first", "second"):
+            internals.call_every(workers[0], 0.01, partial(calls.append, name))
+        while len(calls) < 3:
+            await asyncio.sleep(0.01)
+        assert set(calls) == {"second"}
 
     with_cluster(body)
 

@@ -351,8 +351,8 @@ def heartbeats(scheduler: Scheduler, tags: set[str]) -> dict[str, float]:
 
 def left_as_asked(scheduler: Scheduler, address: str) -> bool:
     """Whether a worker that has just left was retired; else it was closed by its own side, or died."""
-    events = scheduler.get_events(address)
-    return bool(events) and bool(events[-1][1].get("expected"))
+    told = (event for _, event in reversed(scheduler.get_events(address)) if isinstance(event, dict))
+    return next((bool(event["expected"]) for event in told if event.get("action") == "remove-worker"), False)
 
 
 def call_every(server: Scheduler | Worker, seconds: float, what: Callable[[], None]) -> None:
