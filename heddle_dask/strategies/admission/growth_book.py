@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -23,14 +24,23 @@ _PROMPT_SHARE = 1 / 16
 
 
 class GrowthBook:
-    """Keeps the total growth of ended trajectories, by domain; the latest ones only."""
+    """Keeps the total growth of ended trajectories, by domain; the latest ones only.
 
-    __slots__ = ("_cut", "_ended", "_events", "_left")
+    Attributes
+    ----------
+    step_tokens
+        Mean growth of a context by one step, as last counted; infinite before any step has finished.
+    """
+
+    __slots__ = ("_cut", "_ended", "_ended_steps", "_events", "_left", "step_tokens")
 
     def __init__(self) -> None:
         self._ended: dict[str, deque[float]] = {}
         self._cut: dict[str, deque[float]] = {}
         self._left = self._events = 0
+        # Tokens and steps of all that have ended.
+        self._ended_steps = 0.0, 0
+        self.step_tokens = math.inf
 
     def ended(self, trajectory: Trajectory) -> None:
         """Record a trajectory that has ended, or was cut off."""
@@ -38,7 +48,9 @@ class GrowthBook:
         if trajectory.steps_finished:
             book = self._cut if trajectory.cancelled else self._ended
             rows = book.setdefault(trajectory.spec.domain, deque(maxlen=_REMEMBERED))
-            rows.append(growth_so_far(trajectory))
+            rows.append(growth := growth_so_far(trajectory))
+            tokens, steps = self._ended_steps
+            self._ended_steps = tokens + growth, steps + trajectory.steps_finished
 
     def is_due(self, alive: int) -> bool:
         """Count an event; whether enough has happened since the last True for another look at the live ones."""
@@ -53,6 +65,7 @@ class GrowthBook:
         """All that have ended, and all that are alive on `engines`, those of other runs included."""
         names = dict.fromkeys([*self._ended, *self._cut])
         domains = {n: DomainGrowth(self._ended.get(n, ()), self._cut.get(n, ())) for n in names}
+        tokens, steps = self._ended_steps
         for number, engine in enumerate(engines):
             for trajectory in (*view.residents(engine), *view.reserved(engine)):
                 spec, growth = trajectory.spec, growth_so_far(trajectory)
@@ -60,8 +73,12 @@ class GrowthBook:
                 if domain is None:
                     domain = domains[spec.domain] = DomainGrowth()
                 context = trajectory.context_tokens if growth else prompts.tokens_of(trajectory, engines)
-                live = domain.live if view.is_own(trajectory) else domain.others
+                own = view.is_own(trajectory)
+                if own:
+                    tokens, steps = tokens + growth, steps + trajectory.steps_finished
+                live = domain.live if own else domain.others
                 live.append(GrowingContext(growth, float(context), number, spec.group_id))
+        self.step_tokens = max(1.0, tokens / steps) if steps else math.inf
         return domains
 
 

@@ -22,6 +22,8 @@ from heddle_dask.strategies.admission.growth_book import GroupPrompts, GrowthBoo
 
 # Waiting trajectories that are looked at for a prompt that an engine holds.
 _MOST_ASKED = 256
+# Before any has ended, no more than so many steps of the mean growth are expected of a trajectory.
+_PRIOR_STEPS = 100
 
 
 @dataclass(slots=True)
@@ -37,7 +39,7 @@ class KvForecast:
         Share of the KV memory that may be used. Above 1, since the forecast is of the fullest moment, and what is
         evicted then is little.
     prior
-        Mean growth of a context before any has ended, as a share of the longest context.
+        Mean growth of a context before any has ended, as a share of the longest context: that of 100 steps if less.
     doubt
         Standard deviations by which the learned hazard of ending is lowered: how careful to be before many have ended.
         With more than 0, each trajectory has a margin of its own, which adds up: too few start.
@@ -117,7 +119,7 @@ class KvForecast:
         domains = self._growth.domains(view, engines, self._prompts)
         capacity_tokens = [self.fill * engine.spec.kv_capacity_tokens for engine in engines]
         most = float(max(engine.spec.max_context_tokens for engine in engines))
-        prior_tokens = self.prior * most
+        prior_tokens = min(self.prior * most, _PRIOR_STEPS * self._growth.step_tokens)
         forecast = ContextForecast(domains, capacity_tokens, most, prior_tokens, doubt=self.doubt, spread=self.spread)
         for trajectory in view.homeless:  # they come back to one of these engines, and wait for no admission
             spec, context = trajectory.spec, self._prompts.tokens_of(trajectory, engines)

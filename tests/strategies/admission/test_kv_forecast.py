@@ -90,6 +90,18 @@ def test_an_engine_that_joins_adds_its_memory() -> None:
     assert len(admitted(stage.join("E1", kv_tokens=24_000))) > first
 
 
+def test_short_steps_let_more_start_before_any_has_ended() -> None:
+    def alive_after(growth: int) -> int:
+        stage = forecasting(12_000)
+        stage.submit(*names(100), prompt_tokens=100)
+        for name in [t.trajectory_id for t in live(stage)][:20]:
+            for index in range(8):
+                stage.finish(stage.generating(name, index, context=100 + index * growth))
+        return stage.state.alive
+
+    assert alive_after(1) > alive_after(100)
+
+
 def test_the_sticky_router_sends_it_to_the_engine_with_its_reservation() -> None:
     """The last one goes to the engine with more tokens now, and more memory for what will be."""
     stage = forecasting(12_000)
@@ -170,7 +182,7 @@ def test_where_prompts_are_long_the_oldest_goes_that_finds_its_prompt_on_the_eng
     stage.submit("a/1", group="a")
     assert {t.trajectory_id for t in live(stage)} == {"a/0", "b/0"}
     stage.finish(stage.generating("b/0", 0, context=prompt))
-    play(stage, "a/0", [prompt, prompt + 5])
+    play(stage, "a/0", [prompt, prompt + 400])
     assert {t.trajectory_id for t in live(stage)} - {"a/0"} == {"b/0", first}
 
 
