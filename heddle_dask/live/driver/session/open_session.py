@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from distributed import Client
 
@@ -14,7 +14,6 @@ from heddle_dask.live.driver.connection.control_channel import ClusterLost, Cont
 from heddle_dask.live.driver.connection.submission import Submitter
 from heddle_dask.live.driver.options import Patience
 from heddle_dask.live.driver.session.degrees import EngineDegrees
-from heddle_dask.live.scheduler.plugin import HeddleScheduler
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.driver_messages import EndSession, GetCapacity, Notice, OwnEngines, ReadyEngine, StartSession
 from heddle_dask.live.wire.messages import STREAM_INTERVAL_S
@@ -25,6 +24,9 @@ from heddle_dask.live.worker.service_worker import PLUGIN_NAME as SERVICE_PLUGIN
 from heddle_dask.live.worker.service_worker import ServiceWorker
 from heddle_dask.live.worker.tool_worker import PLUGIN_NAME as TOOL_PLUGIN
 from heddle_dask.live.worker.tool_worker import ToolWorker
+
+if TYPE_CHECKING:
+    from heddle_dask.live.scheduler.plugin import HeddleScheduler
 
 _LOG = logging.getLogger(__name__)
 # A cluster that has failed may not answer: the end of its session is not waited for longer.
@@ -77,6 +79,9 @@ class OpenSession:
         ClusterLost
             The scheduler does not answer.
         """
+        # A sixth of the time that `from heddle_dask import Rollout` took.
+        from heddle_dask.live.scheduler.plugin import HeddleScheduler
+
         await answered_within(patience.scheduler_s, _register(client, HeddleScheduler()))
         dask.shorten_own_interval(client, STREAM_INTERVAL_S)
         await answered_within(patience.scheduler_s, ask_scheduler(client, request))
