@@ -64,10 +64,16 @@ def test_the_workers_of_the_readme_wait_for_the_plugin_of_the_first_rollout_and_
             await client.wait_for_workers(3)
             while "LLM" not in str(await client.scheduler.identity(n_workers=-1)):
                 await asyncio.sleep(0.05)  # then the engine answers, and nobody has been told of it
-            asked = Engines(spec=emulated(model_dir), count=1)
-            async with Rollout(client, env=ToolAgent(steps=2), model=model_dir, engines=asked) as rollout:
-                batch = await rollout.run(8)
-            assert batch.counts == {"completed": 8}
+
+            async def work() -> None:
+                asked = Engines(spec=emulated(model_dir), count=1)
+                async with Rollout(client, env=ToolAgent(steps=2), model=model_dir, engines=asked) as rollout:
+                    batch = await rollout.run(8)
+                assert batch.counts == {"completed": 8}
+
+            await work()
+            logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
+            assert not [name for name, text in logs.items() if "Traceback" in text or "KeyError" in text], logs
 
             async def address_of_tool() -> str:
                 workers = (await client.scheduler.identity(n_workers=-1))["workers"]
@@ -77,6 +83,7 @@ def test_the_workers_of_the_readme_wait_for_the_plugin_of_the_first_rollout_and_
             await client.run_on_scheduler(give_up, before)
             while await address_of_tool() in ("", before):
                 await asyncio.sleep(0.05)  # its nanny starts it again
+            await work()
 
     listens = ["--host", "127.0.0.1", "--port", "0", "--scheduler-file", str(file)]
     with contextlib.ExitStack() as programs:
@@ -85,8 +92,6 @@ def test_the_workers_of_the_readme_wait_for_the_plugin_of_the_first_rollout_and_
         for name, (word, *more) in made.items():
             programs.enter_context(started(tmp_path, name, word, address, *options, "--name", name, *more))
         run(body())
-    logs = {path.name: path.read_text() for path in tmp_path.glob("*.log")}
-    assert not [name for name, text in logs.items() if "Traceback" in text or "KeyError" in text], logs
 
 
 async def content(path: Path) -> str:
