@@ -53,12 +53,12 @@ web.run_app(app, path=sys.argv[1], print=None)
 """
 
 
-def test_a_process_whose_loop_hangs_is_told_and_then_lost(tmp_path: Path) -> None:
+def test_a_loop_that_hangs_is_told_and_lost(tmp_path: Path) -> None:
     lines: list[str] = []
 
     async def body() -> None:
         limits = HealthLimits(interval_s=0.05, misses=8, check_s=0.1, told_s=0.3)
-        process = ServedProcess("rm-0-1", tmp_path, tmp_path / "records", limits=limits, tell=lines.append)
+        process = ServedProcess("rm-0-1", tmp_path, tmp_path, limits=limits, tell=lines.append)
         try:
             await process.start([sys.executable, "-c", HANGS, process.address.socket], {}, 60.0)
             with pytest.raises(ProcessEnded, match=r"service rm-0-1 is lost: it missed 8 health checks in a row"):
