@@ -25,4 +25,6 @@ def test_the_list_quotes_the_mean_ratio_of_each_cell() -> None:
     assert f"coding {ratio('coding')} of before" in said
     assert f"{ratio('pair', over='capped 112')} of the time of `cache-aware` with 112 alive" in said
     assert f"and {ratio('pair', over='capped 128')} with 128" in said
+    unseen = [ratio("pair, unseen", over=capped) for capped in ("capped 112", "capped 128")]
+    assert f"on 32 others (104 to 135) it takes {' and '.join(unseen)}" in said
     assert f"it was {ratio('pair', 'before', 'capped 112')} and {ratio('pair', 'before', 'capped 128')}" in said

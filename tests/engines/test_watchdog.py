@@ -183,14 +183,14 @@ def test_sigkill_of_all_three_ends_the_engine_and_the_next_start_ends_the_rest(s
 def test_what_was_killed_all_at_once_leaves_shared_memory_until_the_next_start(supervised):
     """As a batch system does it: with the trackers of Python, which would clean up behind the others."""
     _until(lambda: len(json.loads(supervised.record.read_text())["shared"]) == 2)
-    everybody = [supervised.owner.pid, supervised.guard, supervised.watchdog, *_marked(supervised.mark)]
+    processes = [supervised.owner.pid, supervised.guard, supervised.watchdog, *_marked(supervised.mark)]
     for number in (signal.SIGSTOP, signal.SIGKILL):
-        for pid in everybody:
+        for pid in processes:
             os.kill(pid, number)
     _until_none_is_left(supervised.mark)
     left = [Path("/dev/shm", name) for name in json.loads(supervised.record.read_text())["shared"]]
     assert len(left) == 2 and all(path.exists() for path in left)
-    # As the scratch directory of a job that was killed, whose owner has died too: the next job begins.
+    # As the scratch directory of a killed job with a dead owner: the next job begins.
     (supervised.records / ".lock").touch()
     with OwnedDirectory(supervised.records.name, supervised.records.parent):
         assert not any(path.exists() for path in left) and not supervised.records.exists()

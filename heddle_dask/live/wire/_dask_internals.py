@@ -366,7 +366,7 @@ def call_every(server: Scheduler | Worker, seconds: float, what: Callable[[], No
 async def restart_worker(scheduler: Scheduler, address: str) -> None:
     """Have its nanny restart a worker; without one, or where that does not answer either, it is removed.
 
-    Dask does the same after ``worker-ttl``, but orders a worker whose nanny does not answer to close with that: it
+    Dask does the same after ``worker-ttl``, but orders a worker to close with its nanny if that does not answer: it
     would get the order after the cut of the network.
     """
     ws, why = scheduler.workers.get(address), "heddle-silence"

@@ -90,7 +90,7 @@ from heddle_dask.live.worker.weight_keeper import WeightKeeper
 PLUGIN_NAME = ENGINE_PLUGIN
 # Steps that have started are reported together, this long after the first: their requests to the engine go first.
 REPORT_STARTS_AFTER_S = 0.02
-# A step whose engine does not answer waits so long for word that the engine is lost.
+# A step waits so long for word that its engine, which does not answer, is lost.
 LOSS_NOTICED_S = 2 * EXIT_NOTICED_S
 # Of this process, whatever plugin counts: a driver may replace the one of a preload, and an engine id names one start.
 _INCARNATIONS = itertools.count(1)
