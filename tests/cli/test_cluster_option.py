@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +88,12 @@ def test_a_local_worker_that_does_not_join_is_one_line(model_dir, monkeypatch):
 
     def to_another_scheduler(_: str, *arguments: Any) -> list[str]:
         monkeypatch.setattr(local, "START_TIMEOUT_S", 1.0)  # the scheduler is there by now
-        return arguments_of("tcp://127.0.0.1:9", *arguments)
+        return arguments_of(f"tls://127.0.0.1:{silent.getsockname()[1]}", *arguments)
 
     monkeypatch.setattr(local, "worker_arguments", to_another_scheduler)
-    result = invoke("rollout", "--engine", "emulated", "--model", model_dir, "--engines", 1, "--out", "run.zarr")
+    # Connections to it are made and never answered: a worker neither joins nor ends within the time limit.
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as silent:
+        result = invoke("rollout", "--engine", "emulated", "--model", model_dir, "--engines", 1, "--out", "run.zarr")
     assert result.exit_code == 2, (result.output, result.exception)
     line = result.stderr.splitlines()[-1]
     assert " has not joined after 1 s (logs: " in line and "Traceback" not in result.stderr
