@@ -89,6 +89,27 @@ def encodable_text(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+LINE_CHARACTERS = 8_000
+STORY_CHARACTERS = 64_000
+"""Most of the text of an exception: of its line, and of its traceback."""
+
+
+def cut_text(text: str, most: int = STORY_CHARACTERS) -> str:
+    """The text with its middle cut out where it is longer; it says so."""
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]} [… cut: {len(text) - 2 * half:,} of {len(text):,} characters …] {text[-half:]}"
+
+
+def text_of(error: BaseException) -> str:
+    """What the error says, however it is made."""
+    try:
+        return str(error)
+    except Exception:
+        return "its text cannot be made"
+
+
 def is_encodable(text: str) -> bool:
     """Whether messages and files can hold the text: a lone surrogate has no form in UTF-8."""
     try:

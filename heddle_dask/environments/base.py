@@ -16,7 +16,7 @@ from typing import Any, Literal, Protocol, SupportsFloat
 
 from heddle_dask.chat.reply_parts import answer_of
 from heddle_dask.chat.tool_calls import MalformedCall, ReadReply, ToolCall, parse_calls
-from heddle_dask.core.errors import BadInput, encodable_text, is_finite
+from heddle_dask.core.errors import BadInput, encodable_text, is_finite, text_of
 from heddle_dask.core.needs import Needs
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.environments.actions import ActionContext
@@ -256,9 +256,9 @@ def environment_step(what: str) -> Iterator[None]:
     except (EnvironmentFailed, BadInput):
         raise
     except TimeoutError as error:
-        raise EnvironmentFailed(f"{what} took too long" + (f": {error}" if str(error) else "")) from error
+        raise EnvironmentFailed(f"{what} took too long: {text_of(error)}".removesuffix(": ")) from error
     except Exception as error:
-        raise EnvironmentFailed(f"{what}: {type(error).__name__}: {error}".removesuffix(": ")) from error
+        raise EnvironmentFailed(f"{what}: {type(error).__name__}: {text_of(error)}".removesuffix(": ")) from error
 
 
 class Context(ActionContext, Protocol):

@@ -200,7 +200,7 @@ def test_an_action_runs_on_its_cores_alone_with_all_that_it_starts(tmp_path: Pat
     async def body(actions: Actions) -> None:
         for cpus in (1, len(CORES), 1):
             own, of_child, variable, threads = await actions(its_cores, cpus=cpus)
-            assert own == of_child and len(own) == cpus
+            assert own == of_child and len(own) == cpus  # as the affinity says, also within a cpuset
             assert (variable, threads) == (str(cpus), str(cpus))
         assert (await actions(its_cores, cpus=0))[2:] == ("0", "1")
 

@@ -102,3 +102,11 @@ def test_one_in_ten_environments_fails_and_resets_take_minutes(tail: str) -> Non
         return rewards
 
     assert run_virtually(attempts()) == [1.0] * 200
+
+
+def test_what_is_kept_of_a_long_error_says_that_it_was_cut() -> None:
+    try:
+        raise ValueError("x" * 1_000_000)
+    except ValueError as error:
+        detail = ending_of(error, lost_tools=False).detail
+    assert detail.startswith("ValueError: xx") and "cut: " in detail and len(detail) < 80_000

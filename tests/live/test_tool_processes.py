@@ -51,6 +51,31 @@ def raises() -> None:
     raise ValueError("first line\nsecond line")
 
 
+def raises_at_length(lines: bool) -> None:
+    raise ValueError(("x" * 99 + "\n" if lines else "x" * 100) * 500_000)
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def raises_unspeakably() -> None:
+    raise Unspeakable
+
+
+IN_MAIN = """
+from concurrent.futures import ProcessPoolExecutor
+
+def burn():
+    return 1
+
+def starts_others():
+    with ProcessPoolExecutor(1) as pool:
+        return pool.submit(burn).result()
+"""
+
+
 async def a_coroutine(value: int) -> int:
     return value + 1
 
@@ -105,6 +130,30 @@ def test_calls_return_what_they_return_and_raise_what_they_raise() -> None:
         with pytest.raises(ToolRaised, match="pickle"):
             await call(lambda: sys._getframe())
         assert await call(its_pid) == await call(its_pid), "a process is used again"
+
+    with_processes(body)
+
+
+def test_the_text_of_an_exception_is_cut_and_says_so() -> None:
+    async def body(call: Caller) -> None:
+        for lines in (False, True):
+            with pytest.raises(ToolRaised, match=r"^ValueError: x") as raised:
+                await call(raises_at_length, lines)
+            assert len(str(raised.value)) < 10_000 and len(raised.value.detail) < 70_000
+            assert ("cut: " in str(raised.value)) is not lines
+            assert "cut: " in raised.value.detail and raised.value.detail.startswith("Traceback")
+        with pytest.raises(ToolRaised, match=r"^Unspeakable: its text cannot be made$"):
+            await call(raises_unspeakably)
+
+    with_processes(body)
+
+
+def test_a_function_of_main_that_its_own_processes_cannot_find_is_to_go_into_a_module() -> None:
+    async def body(call: Caller) -> None:
+        main: dict[str, Any] = {"__name__": "__main__"}
+        exec(IN_MAIN, main)
+        with pytest.raises(ToolRaised, match=r"^PicklingError: burn of __main__ .*: put it into a module"):
+            await call(main["starts_others"])
 
     with_processes(body)
 

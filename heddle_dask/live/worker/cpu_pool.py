@@ -98,7 +98,7 @@ class CpuPool:
         scratch = self._new_scratch()
         terms = CallTerms(
             cpus,
-            () if "cpuset" in has else cores,
+            cores,  # also where a cpuset holds them: programs ask for their affinity
             {**cpu_variables(cpus), "TMPDIR": scratch},
             memory_bytes=0 if "memory" in has else memory,
             file_bytes=call.max_disk_bytes,

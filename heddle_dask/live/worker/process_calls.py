@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import pickle
+import re
 import socket
 import struct
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+from heddle_dask.core.errors import LINE_CHARACTERS, cut_text, text_of
 from heddle_dask.engines.model_services.spec import ServiceFailed
 from heddle_dask.environments.api_errors import refusal_of
 
@@ -52,12 +55,26 @@ def accepted(function: Callable[..., Any], offered: dict[str, Any]) -> dict[str,
 def failure_of(error: BaseException) -> tuple[str, str, str, float | None]:
     """What `ToolRaised` says of an error that is handled: its line, its traceback, its cause, when to try again."""
     if isinstance(error, ServiceFailed):
-        return str(error), "", "lost", None
+        return cut_text(str(error), LINE_CHARACTERS), "", "lost", None
     cause, retry_after_s = refusal_of(error)
-    return one_line(error), traceback.format_exc(), cause, retry_after_s
+    return one_line(error), cut_text(traceback.format_exc()), cause, retry_after_s
 
 
 def one_line(error: BaseException) -> str:
-    """Type and first line of an error."""
-    first = str(error).splitlines()[0] if str(error) else ""
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+    """Type and first line of an error, cut where it is long."""
+    name, text = type(error).__name__, text_of(error)
+    if isinstance(error, pickle.PicklingError | AttributeError) and (found := _OF_MAIN.search(text[:LINE_CHARACTERS])):
+        return (
+            f"{name}: {found[found.lastindex or 0]} of __main__ is sent to tools by value, and what a tool starts "
+            "finds it by name alone: put it into a module that workers can import"
+        )
+    first = "".join(text.lstrip().partition("\n")[0].splitlines()[:1])
+    return cut_text(f"{name}: {first}" if first else name, LINE_CHARACTERS)
+
+
+# As pickle says it in the process of a tool, and in what it has started, where it looks a name up in `__main__`.
+_OF_MAIN = re.compile(
+    r"attribute lookup (\S+) on __main__ failed"
+    r"|not (?:found|the same object) as __main__\.(\S+)"
+    r"|Can't get attribute '([^']+)' on <module '__main__'"
+)

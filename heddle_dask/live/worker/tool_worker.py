@@ -9,9 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-import traceback
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from distributed import Status, Worker, get_worker
 from distributed.diagnostics.plugin import WorkerPlugin
@@ -24,7 +23,6 @@ from heddle_dask.core.nouns import HostDescription
 from heddle_dask.core.resources import CPU_POOL, CPUS, Resources
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.model_services.spec import ServiceFailed
-from heddle_dask.environments.api_errors import Retry
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.messages import (
@@ -50,7 +48,7 @@ from heddle_dask.live.worker.action_runner import ActionRunner
 from heddle_dask.live.worker.allocator import keep_buffers
 from heddle_dask.live.worker.announcements import Announcements
 from heddle_dask.live.worker.cpu_pool import CoreLease, CpuPool
-from heddle_dask.live.worker.process_calls import one_line
+from heddle_dask.live.worker.process_calls import failure_of
 from heddle_dask.live.worker.rejoin import comes_back
 from heddle_dask.live.worker.running_call import LimitExceeded
 from heddle_dask.live.worker.sandbox_host import close_sandbox, close_sandboxes, reap_stale_sandboxes
@@ -200,10 +198,6 @@ class ToolWorker(WorkerPlugin):
             if len(value) > call.max_bytes:
                 return "raised", b"", too_large("value", len(value), call.max_bytes), "", None
             return "ok", value, "", "", None
-        except TimeoutError as error:
-            if task.cancelled():
-                return "timeout", b"", f"it ran past its limit of {call.timeout_s} s", "", None
-            return "raised", b"", one_line(error), traceback.format_exc(), None
         except LimitExceeded as error:
             return error.cause, b"", str(error), "", None
         except ToolRaised as error:
@@ -222,10 +216,11 @@ class ToolWorker(WorkerPlugin):
             if not task.cancelled() or self.worker.status is Status.closing:
                 raise
             return "aborted", b"", "its trajectory ended", "", None
-        except Retry as error:
-            return error.cause, b"", one_line(error), traceback.format_exc(), error.retry_after_s
         except Exception as error:
-            return "raised", b"", one_line(error), traceback.format_exc(), None
+            if isinstance(error, TimeoutError) and task.cancelled():
+                return "timeout", b"", f"it ran past its limit of {call.timeout_s} s", "", None
+            line, detail, cause, retry_after_s = failure_of(error)
+            return cast(ActionStatus, cause), b"", line, detail, retry_after_s
 
     async def _run(self, call: ActionCall, placement: ActionPlacement, lease: CoreLease) -> bytes:
         return await self._runner.run(call, lambda: self._payload(call), lease, self.offered(placement))

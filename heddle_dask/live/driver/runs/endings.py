@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import LINE_CHARACTERS, BadInput, cut_text, text_of
 from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.environments.base import NO_PROGRESS, ActionFailed, EnvironmentFailed, Reward
 from heddle_dask.live.driver.programs.action_calls import SandboxDiffers
@@ -58,27 +58,28 @@ def ending_of(error: BaseException, *, lost_tools: bool) -> Ending:
     lost_tools
         Whether an action whose machines were lost is a failure of the environment, or of the action.
     """
-    story = "".join(traceback.format_exception(error))
+    story = cut_text("".join(traceback.format_exception(error)))
+    said = cut_text(text_of(error), LINE_CHARACTERS)
     match error:
         case BudgetExhausted():
-            return Ending("truncated", "context", str(error))
+            return Ending("truncated", "context", said)
         case StepLost():
-            return Ending("failed", "engine", str(error))
+            return Ending("failed", "engine", said)
         case EnvironmentFailed():
-            return Ending("failed", "environment", f"{error}\n{story}")
+            return Ending("failed", "environment", f"{said}\n{story}")
         case ActionFailed():
             if lost_tools and error.cause == "lost":
-                return Ending("failed", "environment", f"{error}\n{error.detail}".rstrip())
+                return Ending("failed", "environment", f"{said}\n{error.detail}".rstrip())
             return Ending("failed", "action", f"{story}\n{error.detail}".rstrip())
         case SandboxDiffers():
-            return Ending("failed", "sandbox", str(error))
+            return Ending("failed", "sandbox", said)
         case asyncio.CancelledError():
             return Ending("aborted", "user", "interrupted")
         case ReplayDiverged():
             return Ending("failed", "driver", story)
         case _:
             # What is wrong comes first: a report may show one line.
-            (what, *_) = f"{type(error).__name__}: {error}".splitlines()
+            (what, *_) = f"{type(error).__name__}: {said}".splitlines()
             return Ending("failed", "agent", f"{what}\n{story}")
 
 

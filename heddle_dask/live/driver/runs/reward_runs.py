@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, cut_text
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.environments.actions import ActionContext, FunctionCall, ServiceCall
@@ -43,7 +43,7 @@ class ComputedReward:
     @classmethod
     def failed(cls, error: BaseException, metadata: Mapping[str, Any]) -> ComputedReward:
         """A reward that is unknown because of this error."""
-        story = "".join(traceback.format_exception(error))
+        story = cut_text("".join(traceback.format_exception(error)))
         match error:
             case ActionFailed():
                 cause, story = error.cause, f"{error}\n{error.detail}".rstrip()
