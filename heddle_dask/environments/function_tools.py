@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.actions import FunctionCall
 from heddle_dask.environments.base import CUT, ActionFailed, Context, Reply, Reward, Task
 from heddle_dask.environments.tool_agent import no_tool, shortened
-from heddle_dask.environments.tool_schema import Function, schema_of
+from heddle_dask.environments.tool_schema import Function, arguments_for, schema_of
 
 MOST_USELESS = 8
 """Replies in a row that call no tool that there is, after which a conversation ends."""
@@ -85,12 +84,12 @@ class ToolTurns:
         if function is None:
             return no_tool(call.name, self.functions)
         try:
-            inspect.signature(function).bind(**call.arguments)
-        except TypeError as error:
+            arguments = arguments_for(function, call.arguments)
+        except ValueError as error:
             return f"error: {call.name}: {error}"
         try:
             # Not `ctx.call`: a tool may have parameters of the names that this has.
-            value = await ctx._perform(FunctionCall(function, (), call.arguments, label=call.name, **terms))
+            value = await ctx._perform(FunctionCall(function, (), arguments, label=call.name, **terms))
         except ActionFailed as error:
             return f"error: {call.name} failed: {error}"
         return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

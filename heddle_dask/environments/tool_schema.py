@@ -1,17 +1,22 @@
-"""The schema of a tool that is a plain function: what a model reads about it."""
+"""The schema of a tool that is a plain function, which a model reads, and the arguments of a call by it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from heddle_dask.core.errors import BadInput
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 Function = Callable[..., Any]
 # Values of the user's, which may look like schemas.
 _VALUES = frozenset({"default", "const", "enum", "examples"})
+MOST_ERRORS = 3
+"""Wrong arguments of a call that are told."""
 
 
 @lru_cache(maxsize=256)
@@ -38,10 +43,53 @@ def schema_of(function: Function) -> Mapping[str, Any]:
     return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
 
 
-def _parameters(function: Function) -> dict[str, Any]:
-    """What a call must give; TypeError or ValueError if that has no schema."""
+def arguments_for(function: Function, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a model's call as the type hints of the function have them: instances of its classes.
+
+    Raises
+    ------
+    ValueError
+        With a line that says which argument is wrong, and why.
+    """
+    from pydantic import ValidationError
+    from pydantic_core import ArgsKwargs
+
+    parameters = inspect.signature(function).parameters
+    # A default need not be of its parameter's type.
+    kept = {name: value for name, value in given.items() if name in parameters and value is parameters[name].default}
+    named = {name: value for name, value in given.items() if name not in kept}
+    try:
+        made = _adapter(function).validate_python(ArgsKwargs((), named))
+        # Of an `Iterable`, which is not picklable.
+        return {name: list(made[name]) if isinstance(made[name], Iterator) else made[name] for name in named} | kept
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors(include_url=False)]
+        raise ValueError("; ".join(wrong[:MOST_ERRORS])) from None
+    except Exception as error:  # of a class of the user's
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+@lru_cache(maxsize=256)
+def _adapter(function: Function) -> TypeAdapter[dict[str, Any]]:
+    """What checks the arguments of a call, and gives them back."""
     # Imported here because it takes 0.2 s, and not each run has tools.
     from pydantic import TypeAdapter
+
+    def taken(**arguments: Any) -> dict[str, Any]:
+        return arguments
+
+    # An object with `__call__` is called by it.
+    called: Any = function.func if isinstance(function, partial) else function
+    if not inspect.isroutine(called):
+        called = called.__call__
+    taken.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+    taken.__annotations__ = get_type_hints(called, include_extras=True)
+    checked: Any = taken
+    return TypeAdapter(checked)
+
+
+def _parameters(function: Function) -> dict[str, Any]:
+    """What a call must give; TypeError or ValueError if that has no schema."""
     from pydantic.errors import PydanticUserError
     from pydantic.json_schema import GenerateJsonSchema
 
@@ -54,12 +102,8 @@ def _parameters(function: Function) -> dict[str, Any]:
             raise TypeError(f"parameter {parameter.name!r} has no name in a call: models give arguments by name")
         if parameter.annotation is parameter.empty and parameter.kind != parameter.VAR_KEYWORD:
             raise TypeError(f"parameter {parameter.name!r} has no type hint")
-    # An object with `__call__` is called by it.
-    called: Any = function
-    if not (inspect.isroutine(function) or isinstance(function, partial)):
-        called = function.__call__  # type: ignore[operator]
     try:
-        schema = TypeAdapter(called).json_schema(schema_generator=Quiet)
+        schema = _adapter(function).json_schema(schema_generator=Quiet)
     except PydanticUserError as error:
         raise TypeError(f"a type hint has no JSON schema: {error.message}") from None
     schema.pop("additionalProperties", None)

@@ -49,7 +49,7 @@ def rollout(trajectories: int, engines: int, name: str = "math-{}/0") -> RunHist
             action = ActionRequest(ActionId(f"{trajectory}/a"), trajectory, "tool", "run_python")
             history.take(ev.ActionRequested(at + 0.1, action), [])
         elif number % 4 == 3:
-            history.tell_end(trajectory, "agent", None)
+            history.tell_end(trajectory, "agent", None, "KeyError: 'x'")
             history.take(ev.TrajectoryEnded(at + 0.1, trajectory, "failed"), [])
     return history
 
@@ -79,7 +79,7 @@ def test_the_picture_fits_the_terminal(trajectories: int, engines: int, height: 
     live = sum(number % 4 in (1, 2) for number in range(trajectories))
     failed = sum(number % 4 == 3 for number in range(trajectories))
     assert f"live {live:,} · ended {failed:,} of {trajectories:,} (failed {failed:,})" in text
-    assert f"{failed:,} failed by agent" in text
+    assert f"{failed:,} failed by agent KeyError: 'x'" in text
     assert "math-1/0" in text and "generating" in text and "tool queue" in text
     shown = sum(line.startswith("math-") for line in lines)
     assert (f"{live - shown:,} more live" in text) == (live > shown)

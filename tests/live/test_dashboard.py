@@ -53,7 +53,7 @@ class BusyAgent:
             await ctx.generate(max_tokens=40, temperature=0.0, ignore_eos=True)
             ctx.append("tool", await ctx.call(echo_tool, f"{number} {step}", 0.1))
             if number < FAILING:
-                raise ValueError("a program of the user that fails")
+                raise ValueError("a program of the user that fails\nand more")
         return 1.0
 
 
@@ -216,6 +216,8 @@ def test_failures_are_shown_with_their_cause(looked: Looked) -> None:
     assert sum(failed.values()) == FAILING
     assert f"{FAILING}" in last["texts"]["heddle-failures-heading"]
     assert "failed" in last["texts"]["heddle-failures-heading"]
+    table = last["texts"]["heddle-failures-table"]
+    assert "failed by agentValueError: a program of the user that fails" in table and "and more" not in table
 
 
 def test_before_the_first_rollout_the_page_says_so(looked: Looked) -> None:

@@ -266,7 +266,7 @@ def test_texts_of_users_are_escaped() -> None:
         snapshot,
         session=bad,
         strategy=bad,
-        failures=(FailureView(bad, bad, 3, 1.0),),
+        failures=(FailureView(bad, bad, 3, 1.0, bad),),
         actions=tuple(replace(each, label=bad) for each in snapshot.actions),
         moves=tuple(replace(each, kind=bad) for each in snapshot.moves),
         counts=replace(snapshot.counts, ended={bad: 3}),

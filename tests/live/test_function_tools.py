@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel
 from worlds.scripted_plane import ScriptedPlane, context_on, sampled
 
 from heddle_dask.chat.template import ChatTemplate
@@ -20,7 +21,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.contract import ReplyReading
 from heddle_dask.environments.base import CUT, Reply, Task
 from heddle_dask.environments.function_tools import ToolAgent
-from heddle_dask.environments.tool_schema import schema_of
+from heddle_dask.environments.tool_schema import arguments_for, schema_of
 from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.programs.context import NO_TOOLS_SHOWN, LiveContext
 from heddle_dask.live.driver.runs.shown_progress import ShownProgress
@@ -170,6 +171,75 @@ def test_parameters_may_have_any_name_and_rich_types() -> None:
     json.dumps(parameters)
 
 
+class Order(BaseModel):
+    places: list[Place]
+    notes: dict[str, Place] = {}
+
+
+def book(
+    order: Order,
+    near: Place | None = None,
+    others: Iterable[Place] = (),
+    most: int = None,  # type: ignore[assignment] # noqa: RUF013
+    **more: Place,
+) -> str:
+    """Book places."""
+    return f"{order} {near} {others} {most} {more}"
+
+
+def test_a_function_has_instances_of_the_classes_of_its_hints(template: ChatTemplate) -> None:
+    hall, call = {"title": "hall", "floor": "2"}, {"title": "attic"}
+    given = {
+        "order": {"places": [hall], "notes": {"a": call}},
+        "near": call,
+        "others": [hall, call],
+        "most": None,
+        "extra": hall,
+    }
+    plane = ScriptedPlane(*says(format_call("book", given) + format_call("book", {"order": {"places": []}})))
+    ctx = context_on(plane, "", template=template)
+
+    async def body() -> list[str]:
+        ctx.set_template(tools=[book])
+        ctx.append("user", "book")
+        return await ctx.run_tools(await ctx.generate())
+
+    placed, attic = Place("hall", 2), Place("attic")
+    order = Order(places=[placed], notes={"a": attic})
+    assert asyncio.run(body()) == [
+        book(order, attic, [placed, attic], None, extra=placed),
+        book(Order(places=[])),
+    ]
+
+
+class Even(BaseModel):
+    number: int
+
+    def model_post_init(self, _: object) -> None:
+        {0: "even"}[self.number % 2]
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "error"),
+    [
+        (book, {}, "order: Missing required argument"),
+        (book, {"order": {"places": [{"floor": 1}]}}, "order.places.0.title: Field required"),
+        (book, {"order": {"places": []}, "near": "hall"}, "near: Input should be a dictionary or an instance of Place"),
+        (book, {"order": {"places": []}, "others": [3]}, "0: Input should be a dictionary or an instance of Place"),
+        (add, {"first": "x", "second": 1, "third": 2}, "first: Input should be a valid integer, .*; third: Unexpected"),
+        (lambda even: even, {"even": {"number": 3}}, "KeyError: 1"),
+    ],
+)
+def test_arguments_of_another_form_are_told_in_one_line(
+    function: Callable[..., Any], given: dict[str, Any], error: str
+) -> None:
+    if not function.__annotations__:
+        function.__annotations__ = {"even": Even}
+    with pytest.raises(ValueError, match=f"^{error}") as refused:
+        arguments_for(function, given)
+    assert "\n" not in str(refused.value)
+
+
 def test_what_is_no_tool_is_refused_in_one_line(model_dir: str) -> None:
     def bare(query):  # type: ignore[no-untyped-def]
         """Search."""
@@ -238,7 +308,7 @@ def test_what_is_wrong_in_a_call_is_a_text_for_the_model(template: ChatTemplate)
     assert "not JSON" in texts[0]
     assert texts[1:3] == [
         "error: no tool 'fly'; there is add",
-        "error: add: missing a required argument: 'second'",
+        "error: add: second: Missing required argument",
     ]
     assert texts[3] == "error: add failed: action add raised: ValueError: too large"
 

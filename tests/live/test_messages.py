@@ -157,7 +157,9 @@ SAMPLES: list[Message] = [
         "s",
         (
             driver.EndedTrajectory(ev.TrajectoryEnded(UNSTAMPED, SPEC.trajectory_id, "completed"), "cause"),
-            driver.EndedTrajectory(ev.TrajectoryEnded(UNSTAMPED, SPEC.trajectory_id, "failed"), "agent", reward=0.5),
+            driver.EndedTrajectory(
+                ev.TrajectoryEnded(UNSTAMPED, SPEC.trajectory_id, "failed"), "agent", 0.5, "KeyError: 3"
+            ),
         ),
     ),
     driver.Capacity((driver.ReadyEngine(ENGINE, "vllm", "dir"),), 4, {"tcp://w": "no GPU"}, ("p",), 3, 2, 1),

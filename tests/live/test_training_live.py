@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -111,8 +112,11 @@ def test_a_training_survives_the_death_of_its_trainer_and_its_driver(training: T
     assert code == 130, told
     assert "go on by the same command with --resume" in told
 
-    code, output = training.end(training.start("--resume"))
-    assert code == 0, (training.folder / "stderr.txt").read_text()
+    assert "dashboard:" not in told
+    code, output = training.end(training.start("--resume", "--dashboard"))
+    told = (training.folder / "stderr.txt").read_text()
+    assert code == 0, told
+    assert re.search(r"^\[.* s\] dashboard: http://127.0.0.1:\d+/heddle$", told, re.MULTILINE)
     result = json.loads(output.splitlines()[-1])
     assert (result["steps"], result["samples"]) == (STEPS, STEPS * GROUPS * SAMPLES)
     assert result["reward_before"] is not None

@@ -298,7 +298,10 @@ def _actions(snapshot: Snapshot, width: int) -> list[Text]:
 
 def _failures(failures: Sequence[Any], width: int) -> list[Text]:
     most = 4
-    lines = [_line(f"failures, {f['boundary']}: {f['count']:,} {f['cause']}", width, "red") for f in failures[:most]]
+    lines = [
+        _line(f"failures, {f['boundary']}: {f['count']:,} {f['cause']} {f['message']}".rstrip(), width, "red")
+        for f in failures[:most]
+    ]
     if len(failures) > most:
         lines.append(_line(f"  {len(failures) - most} more causes of failures", width, "dim"))
     return lines

@@ -149,7 +149,8 @@ class SessionEvents:
                 self.session.predictions.ended(known, status)
             if self.control.watched is not None:
                 history = self.control.watched.history
-                history.tell_end(self.session.names.of(trajectory_id), ended.cause, ended.reward)
+                name = self.session.names.of(trajectory_id)
+                history.tell_end(name, ended.cause, ended.reward, ended.message)
             self._feed(ended.event)
 
     # -- of drivers and workers --------------------------------------------------------------------

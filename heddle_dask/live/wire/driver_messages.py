@@ -200,11 +200,12 @@ class SubmitTasks(Message):
 
 @dataclass(frozen=True, slots=True)
 class EndedTrajectory(WireValue):
-    """The program of a trajectory has ended; `reward` is None when unknown."""
+    """The program of a trajectory has ended; `reward` is None when unknown, `message` one line about the cause."""
 
     event: TrajectoryEnded
     cause: str = ""
     reward: float | None = None
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

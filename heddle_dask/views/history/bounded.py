@@ -55,18 +55,18 @@ class FailureTally:
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str], int] = {}
-        self._latest_s: dict[tuple[str, str], float] = {}
+        self._latest: dict[tuple[str, str], tuple[float, str]] = {}
 
-    def count(self, boundary: str, cause: str, at: float) -> None:
+    def count(self, boundary: str, cause: str, at: float, message: str = "") -> None:
         key = (boundary, cause_in_words(cause))
         if key not in self._counts and len(self._counts) >= MOST_CAUSES:
             key = (boundary, OTHER)
         self._counts[key] = self._counts.get(key, 0) + 1
-        self._latest_s[key] = at
+        self._latest[key] = (at, message)
 
     def rows(self) -> tuple[FailureView, ...]:
         keys = sorted(self._counts, key=lambda key: (-self._counts[key], key))
-        return tuple(FailureView(*key, self._counts[key], self._latest_s[key]) for key in keys)
+        return tuple(FailureView(*key, self._counts[key], *self._latest[key]) for key in keys)
 
 
 class LengthSample:

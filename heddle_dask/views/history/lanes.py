@@ -113,6 +113,7 @@ class Lane:
         "group_id",
         "has_kv",
         "home",
+        "message",
         "moves",
         "omitted",
         "open_step_tokens",
@@ -144,6 +145,7 @@ class Lane:
         self.ended_s: float | None = None
         self.status = ""
         self.cause = ""
+        self.message = ""  # one line about its cause
         self.reward: float | None = None
         self.phase = ADMISSION
         self.since_s = at

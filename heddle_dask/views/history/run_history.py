@@ -137,11 +137,11 @@ class RunHistory:
         if at >= self.series.next_s:
             self._sample(at)
 
-    def tell_end(self, trajectory_id: TrajectoryId, cause: str, reward: float | None) -> None:
+    def tell_end(self, trajectory_id: TrajectoryId, cause: str, reward: float | None, message: str = "") -> None:
         """Why the trajectory is about to end, and its reward, which its event does not tell."""
         lane = self.lanes.get(trajectory_id)
         if lane is not None:
-            lane.cause, lane.reward = cause, reward
+            lane.cause, lane.reward, lane.message = cause, reward, message
 
     @property
     def live(self) -> int:
@@ -240,7 +240,7 @@ class RunHistory:
         self.ended_lanes.append(lane)
         if event.status != "completed":
             cause = f"{event.status} by {lane.cause}" if lane.cause else event.status
-            self.failures.count("trajectory", cause, at)
+            self.failures.count("trajectory", cause, at, lane.message)
         elif lane.first_tokens == lane.first_tokens and not lane.resumed:
             after = lane.after_step_tokens
             pair = (lane.first_tokens, lane.first_q90_tokens, after if after == after else None)

@@ -99,12 +99,15 @@ class FailureView:
         What failed: ``trajectory``, ``step``, ``action``, ``engine``, ``host``, ``move``.
     cause
         In words, numbers left out; ``other`` for all causes beyond the first hundred.
+    message
+        One line that the latest of them told; empty: none.
     """
 
     boundary: str
     cause: str
     count: int
     latest_s: float
+    message: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -232,7 +232,8 @@ class ProgramRuns:
         if not self._ended:
             asyncio.get_running_loop().call_soon(self._send_ended)
         event = TrajectoryEnded(UNSTAMPED, trajectory_id, ending.status)
-        self._ended.append(EndedTrajectory(event, ending.cause, ending.reward.value))
+        message = message_of(ending.detail)
+        self._ended.append(EndedTrajectory(event, ending.cause, ending.reward.value, message))
 
     def _send_ended(self) -> None:
         ended, self._ended = self._ended, []

@@ -60,7 +60,8 @@ th {{ text-align: right; font-weight: 600; color: {QUIET}; padding: 2px 0 2px 12
       white-space: nowrap; position: sticky; top: 0; background: #FAFAFA; }}
 td {{ text-align: right; padding: 2px 0 2px 12px; white-space: nowrap; border-bottom: 1px solid #ECEFF2; }}
 th.text, td.text {{ text-align: left; padding: 2px 12px 2px 0; }}
-td.wide {{ width: 99%; max-width: 0; overflow: hidden; text-overflow: ellipsis; }}
+td.wide {{ width: 99%; max-width: 0; }}
+td.wide, td.wide div {{ overflow: hidden; text-overflow: ellipsis; }}
 td.bar {{ min-width: 90px; padding-left: 8px; }}
 td.bar i {{ display: inline-block; height: 10px; border-radius: 2px; vertical-align: -1px; }}
 .bad {{ color: {FAILURE}; font-weight: 600; }}

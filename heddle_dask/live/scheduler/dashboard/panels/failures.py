@@ -38,11 +38,13 @@ def failures_view(snapshot: RunSnapshot) -> View:
 
 def _row(failure: FailureView, largest: int, now_s: float) -> str:
     cause, what = style.escape(failure.cause or "unknown"), style.escape(failure.boundary)
+    message = style.escape(failure.message)
+    line = f'<div class="sub" title="{message}">{message}</div>' if message else ""
     width = max(2.0, 100.0 * failure.count / largest)
     ago_s = max(0, round(now_s - failure.latest_s))
     ago = f"{ago_s} s" if ago_s < 100 else style.duration(ago_s)
     return (
-        f'<tr><td class="text">{what}</td><td class="text wide" title="{cause}">{cause}</td>'
+        f'<tr><td class="text">{what}</td><td class="text wide" title="{cause}">{cause}{line}</td>'
         f'<td data-cause="{cause}" data-boundary="{what}" data-value="{failure.count}">{style.count(failure.count)}'
         f'</td><td class="bar text"><i style="width:{width:.0f}%;background:{style.FAILURE}"></i></td>'
         f"<td>{ago} ago</td></tr>"
