@@ -322,6 +322,9 @@ def test_killed_rollout_leaves_no_process_and_resumes(heddle):
     whole = json.loads(shown.stdout.splitlines()[-1])
     assert whole["makespan_s"] > result["makespan_s"] and whole["tokens_per_s"] > 0, "the sum of both sessions"
     assert re.search(r"makespan +[\d.]+ s in 2 sessions", shown.stderr)
+    again = heddle.start("--tasks", 6, "--samples", 2, "--resume", env="agents:slow")
+    assert result_of(again, 0, said := [])["completed"] == 12
+    assert "every trajectory of run.zarr has ended: nothing is left to do" in said[0], "no cluster is started"
 
 
 def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(heddle):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,6 +165,19 @@ def test_doctor_checks_the_groups(monkeypatch):
     result = invoke("doctor", "--cluster", "c.toml")
     assert result.exit_code == 1
     assert "sbatch is not installed here" in result.stdout
+
+
+def test_doctor_says_which_interpreter_and_folders_are_not_there(monkeypatch):
+    monkeypatch.setattr("heddle_dask.cli.doctor.checks.run_checks", lambda scheduler, model: iter(()))
+    head = f'backend = "local"\npython = "{{}}"\nlogs = "{{}}/logs"\nshared = "{{}}/shared"\n{GPUS}{TOOLS}'
+    for python, folder in (("/nowhere/bin/python", "/nowhere"), (sys.executable, Path.cwd())):
+        Path("c.toml").write_text(head.format(python, folder, folder))
+        result = invoke("doctor", "--cluster", "c.toml")
+        said = " ".join(result.stdout.split())
+        assert result.exit_code == 0, result.output
+        missing = folder == "/nowhere"
+        assert ("no such file on this machine: jobs run it on the nodes" in said) is missing
+        assert said.count("/nowhere is not on this machine: jobs write there") == 2 * missing
 
 
 def test_doctor_refuses_a_file_that_is_none():

@@ -174,7 +174,7 @@ def test_cancelled_step_is_closed_after_it_ends() -> None:
     assert [name for name, _, _ in calls] == ["reset", "step", "close"]
 
 
-def test_a_step_that_hangs_is_the_cause_and_keeps_no_process_alive() -> None:
+def test_a_call_that_hangs_is_the_cause_and_keeps_no_process_alive() -> None:
     code = """
 import asyncio, threading
 from environments.test_gymnasium_adapter import Recorder, ScriptedContext
@@ -182,17 +182,20 @@ from heddle_dask.environments.gymnasium_adapter import GymnasiumEnvironment
 from heddle_dask.environments import gymnasium_adapter
 gymnasium_adapter._CLOSE_S = 0.1
 class Hangs(Recorder):
-    def step(self, action):
-        threading.Event().wait()
-environment = GymnasiumEnvironment(lambda: Hangs([]), timeout_s=0.1)
-try:
-    asyncio.run(environment.solve(environment.tasks(1, 3)[0], ScriptedContext(["0"])))
-except Exception as error:
-    print(type(error).__name__, error)
+    def _note(self, name, value=None):
+        if name == self.fail_in:
+            threading.Event().wait()
+for where in ("reset", "step", "close"):
+    environment = GymnasiumEnvironment(lambda: Hangs([], where), timeout_s=0.1)
+    try:
+        asyncio.run(environment.solve(environment.tasks(1, 3)[0], ScriptedContext(["end"])))
+    except Exception as error:
+        print(type(error).__name__, error)
 """
     tests = Path(__file__).parents[1]
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tests, timeout=100)
-    assert (ended.returncode, ended.stdout) == (0, "EnvironmentFailed step took too long\n"), ended.stderr
+    told = [f"EnvironmentFailed {where} took too long" for where in ("reset", "step", "close")]
+    assert (ended.returncode, ended.stdout.splitlines()) == (0, told), ended.stderr
 
 
 def test_other_spaces_need_a_parse_function() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -112,3 +114,35 @@ def test_what_save_raises_reaches_the_loop(tmp_path):
         thread.join()
 
     asyncio.run(loop())
+
+
+def test_a_save_or_publish_that_hangs_is_the_cause_and_keeps_no_process_alive(tmp_path):
+    store_batches(tmp_path, 1)
+    code = f"""
+import asyncio, threading
+from pathlib import Path
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.live.training import trainer_patience
+from heddle_dask.training.batch_files import batch_path
+from heddle_dask.training.iterated_trainer import IteratedTrainer
+trainer_patience.LEAST_S, trainer_patience.TIMES = 0.1, 0.0
+hang = lambda *_: threading.Event().wait()
+version = PolicyVersion("a", 1)
+async def train(trainer):
+    patience = trainer_patience.TrainerPatience(lambda line: None, lambda: trainer.doing)
+    patience._longest_s.update(train=0.0, publish=0.0)  # it has answered before
+    await patience.of("publish", trainer.publish(version, "store"))
+    await patience.of("train", trainer.train(batch_path(Path({str(tmp_path)!r}), 1), version))
+for save, publish in ((hang, lambda *_: "uri"), (lambda _: Path(), hang)):
+    trainer = IteratedTrainer(PolicyVersion("a", 0), save, publish)
+    threading.Thread(target=lambda: list(trainer.batches()), daemon=True).start()
+    try:
+        asyncio.run(train(trainer))
+    except trainer_patience.TrainerSilent as error:
+        print(error)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100)
+    told = [
+        f"the trainer has not answered to {asked} for 0 s: look at it, then resume" for asked in ("save", "publish")
+    ]
+    assert (ended.returncode, ended.stdout.splitlines()) == (0, told), ended.stderr

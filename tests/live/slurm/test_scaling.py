@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,8 @@ from heddle_dask.live.clusters.slurm.scaling import (
     targets,
     tool_cpus_needed,
 )
+from heddle_dask.live.clusters.slurm.tending import Tending
+from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
 from heddle_dask.live.wire.cluster_messages import Demand
 
 RULE = ScalingRule(llm_target_s=100.0, tool_target_s=10.0, hold_s=60.0, spill_s=300.0)
@@ -156,3 +159,18 @@ def test_while_an_engine_has_no_work_no_further_one_is_asked_for() -> None:
     assert engines_needed(busy, 100.0, RULE) == 13
     assert engines_needed(replace(busy, idle_engines=1), 100.0, RULE) == 3
     assert engines_needed(replace(busy, engines=1, idle_engines=1), 100.0, RULE) == 1
+
+
+def test_why_no_further_engine_is_asked_for_is_told_once_while_it_holds() -> None:
+    told: list[str] = []
+    plan = ClusterPlan({"gpu": WorkerGroup("gpu", "rollout", maximum=20)}, backend="local")
+    made: Any = {"queue": None, "job_spec": None, "cancel_jobs": None}  # nothing is submitted here
+    tending = Tending(None, plan, RULE, note=told.append, **made)  # type: ignore[arg-type]
+    tending._scaling = replace(tending._scaling, tokens_per_engine_s=100.0)
+    busy = Demand(True, trajectories=200, open_tokens=1e6, engines=4, slots=64)
+    idle = replace(busy, idle_engines=1)
+    few = replace(idle, trajectories=3)
+    for now_s, demand in enumerate((busy, idle, idle, few, idle)):
+        tending._follow(demand, float(now_s))
+    why = "1 of 4 engines have no work: no further one is asked for, though the open work could use 13"
+    assert told == [why, why], "and again where it holds again"

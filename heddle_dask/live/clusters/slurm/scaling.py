@@ -86,8 +86,20 @@ def engines_needed(demand: Demand, tokens_per_engine_s: float | None, rule: Scal
     While an engine has no work, no further one would have any.
     """
     needed = _engines_for(demand, tokens_per_engine_s, rule)
-    working = demand.engines - demand.idle_engines
-    return min(needed, max(1, working)) if demand.idle_engines else needed
+    return min(needed, _working(demand)) if demand.idle_engines else needed
+
+
+def told_idle(demand: Demand, state: ScalingState, rule: ScalingRule) -> str:
+    """Why fewer engines are asked for than the open work could use; empty: they are not fewer."""
+    needed = _engines_for(demand, state.tokens_per_engine_s, rule)
+    if not demand.idle_engines or needed <= _working(demand):
+        return ""
+    idle = f"{demand.idle_engines} of {demand.engines} engines have no work"
+    return f"{idle}: no further one is asked for, though the open work could use {needed}"
+
+
+def _working(demand: Demand) -> int:
+    return max(1, demand.engines - demand.idle_engines)
 
 
 def _engines_for(demand: Demand, tokens_per_engine_s: float | None, rule: ScalingRule) -> int:

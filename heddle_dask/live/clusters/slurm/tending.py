@@ -30,7 +30,7 @@ from heddle_dask.live.clusters.slurm.replacement import (
     review,
     to_retire,
 )
-from heddle_dask.live.clusters.slurm.scaling import GroupSize, Held, ScalingRule, ScalingState, targets
+from heddle_dask.live.clusters.slurm.scaling import GroupSize, Held, ScalingRule, ScalingState, targets, told_idle
 from heddle_dask.live.clusters.slurm.worker_group import ClusterPlan, WorkerGroup
 from heddle_dask.live.wire.cluster_messages import Demand, DrainWorkers, ExchangeDemand, WorkerLoad
 from heddle_dask.live.wire.transport import ask_over
@@ -72,7 +72,7 @@ class Tending:
         self.table = JobTable(plan)
         self._losses: Mapping[str, Losses] = {}
         self._limits: Mapping[str, SiteLimit] = {}
-        self._idle_engines = 0
+        self._told_idle = ""
         # What the plan asks for at the start holds as long as what the demand has asked for.
         self._scaling = ScalingState({name: Held(number) for name, number in self.wanted.items()})
         # The longest time from a submission to the last of the job's workers, by group.
@@ -209,9 +209,10 @@ class Tending:
     def _follow(self, demand: Demand, now_s: float) -> None:
         sizes = [self._size(group, now_s) for group in self._plan.groups.values()]
         wanted, self._scaling = targets(demand, sizes, self._scaling, now_s, self._rule)
-        if demand.idle_engines and not self._idle_engines:
-            self._note(f"{demand.idle_engines} of {demand.engines} engines have no work: no further one is asked for")
-        self._idle_engines = demand.idle_engines
+        idle = told_idle(demand, self._scaling, self._rule)
+        if idle and not self._told_idle:
+            self._note(idle)
+        self._told_idle = idle
         for name, number in wanted.items():
             if name not in self._pinned:
                 self.wanted[name] = number
