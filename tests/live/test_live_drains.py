@@ -135,44 +135,6 @@ def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(model_dir: s
     assert left and {kind for kind, _ in left} == {"transfer"}, "contexts moved with their KV caches"
 
 
-def test_a_job_that_joins_in_the_middle_does_its_share_of_what_remains(
-    model_dir: str, seen: Path, tmp_path: Path
-) -> None:
-    """With the default strategy, which keeps trajectories where they are."""
-    out = tmp_path / "run.zarr"
-
-    async def body() -> None:
-        tool_job = ("--role", "tool", "--cpus", "4")
-        async with jobs(tmp_path, (), tool_job) as (client, running):
-            rollout = Rollout(
-                client,
-                env=ToolAgent(steps=6, tokens=40, tool_s=0.05),
-                model=model_dir,
-                engines=emulated(model_dir, seconds_per_token=0.01, slots=4),
-                samples=2,
-                out=out,
-            )
-            batch = asyncio.ensure_future(rollout.run(16))
-            await until(lambda: rollout.progress()["tokens"] > 400)
-            cluster = client.cluster
-            running.append(started_job(cluster, tmp_path, 2, ()))
-            assert (await batch).counts == {"completed": 32}
-
-    run(body())
-    reader = RunReader(out)
-    check_against_engine(list(reader), seen)
-    lines = control_lines(out)
-    assert list(replay(Controller(strategies_of_run(reader.metadata)), lines)) == []
-    events = [event for event, _ in lines]
-    joined = max(index for index, event in enumerate(events) if event[0] == "EngineJoined")
-    tokens: Counter[str] = Counter()
-    for event in events[joined:]:
-        if event[0] == "StepFinished":
-            tokens[event[3].split("/")[0]] += event[4]
-    assert set(tokens) == {"job-0", "job-2"}
-    assert tokens["job-2"] >= tokens.total() / 4, "half of a fair share"
-
-
 def test_a_step_that_outlasts_its_job_goes_on_elsewhere_from_the_tokens_it_has(
     model_dir: str, seen: Path, tmp_path: Path
 ) -> None:
