@@ -6,20 +6,22 @@ Of a function, comments, line breaks and places of files do not count.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import inspect
 import json
-import os
 import re
-import stat
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from hashlib import file_digest, sha256
+from hashlib import sha256
 from pathlib import Path
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from heddle_dask.environments.base import Task
+from heddle_dask.sandbox.images.archive import BadImage
+from heddle_dask.sandbox.images.cache import image_digest
+from heddle_dask.sandbox.images.identity import add_content
 
 _PLAIN = (bool, int, float, str, bytes, type(None))
 
@@ -53,36 +55,15 @@ def _plain(value: Any) -> Any:
 
 
 def root_digest(root: str) -> str:
-    """Digest of what an image, or the files of a directory, contain: 1 GB takes about a second.
+    """Digest of what an image, or the files of a directory, contain: 1 GB of files takes about a second.
 
     Empty for what is not on this machine.
     """
-    path = Path(root)
-    digest = sha256()
-    if path.is_file():
-        _add_content(digest, path)
-    elif path.is_dir():
-        for folder, folders, files in os.walk(path):
-            folders.sort()
-            for name in sorted([*folders, *files]):
-                entry = Path(folder, name)
-                mode = entry.lstat().st_mode
-                target = os.readlink(entry) if stat.S_ISLNK(mode) else ""
-                told = (os.path.relpath(entry, path), stat.filemode(mode), target)
-                digest.update(repr(told).encode(errors="surrogateescape"))
-                if stat.S_ISREG(mode):
-                    _add_content(digest, entry)
-    else:
-        return ""
+    with contextlib.suppress(BadImage):
+        return image_digest(root).removeprefix("sha256:")[:16]
+    digest = sha256()  # a file in a form of its own, such as Apptainer's
+    add_content(digest, Path(root))
     return digest.hexdigest()[:16]
-
-
-def _add_content(digest: Any, path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            digest.update(file_digest(file, "sha256").digest())
-    except PermissionError:
-        digest.update(f"unreadable {path.lstat().st_size}".encode())
 
 
 def code_digest(function: Any) -> str:

@@ -10,10 +10,12 @@ import errno
 import logging
 import os
 import shutil
+import stat
 import subprocess
 import tempfile
 from pathlib import Path
 
+from heddle_dask.core.errors import HeddleError
 from heddle_dask.isolation.process_tree import start_of
 from heddle_dask.sandbox.confinement import DiskUsage
 
@@ -36,6 +38,21 @@ def reap_folders() -> None:
         host = rest.rpartition("-")[0]
         if pid.isdigit() and started.isdigit() and host == os.uname().nodename and start_of(int(pid)) != int(started):
             remove(str(path))
+
+
+def directory_of_user(name: str) -> Path:
+    """A directory of this user on this machine, in the one for temporary files.
+
+    As root, other users may pass through it, for sandboxes have users of their own; they cannot list it.
+    """
+    path = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
+    mode = 0o711 if os.geteuid() == 0 else 0o700
+    path.mkdir(mode=mode, parents=True, exist_ok=True)
+    facts = os.lstat(path)
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
+        raise HeddleError(f"directory {path} cannot be used: another user may have made it: remove it, or set TMPDIR")
+    path.chmod(mode)
+    return path
 
 
 def disk_usage(folder: str) -> DiskUsage:

@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import stat
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +14,7 @@ from pathlib import Path
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.sandbox.confinement import DiskUsage
 from heddle_dask.sandbox.process_accounting import ProcessAccounting
+from heddle_dask.sandbox.program_files import directory_of_user
 from heddle_dask.sandbox.stateful.contract import (
     MIB,
     WORK,
@@ -153,18 +151,8 @@ RemoteMaker = Callable[[str, SandboxSpec], StatefulSandbox]
 
 
 def sandboxes_directory() -> Path:
-    """The directory of this user's sandboxes on this machine, in the one for temporary files.
-
-    As root, other users may pass through it, for each sandbox has a user id of its own; they cannot list it.
-    """
-    path = Path(tempfile.gettempdir()) / f"heddle-sandboxes-{os.getuid()}"
-    mode = 0o711 if os.geteuid() == 0 else 0o700
-    path.mkdir(mode=mode, parents=True, exist_ok=True)
-    facts = os.lstat(path)
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o022:
-        raise HeddleError(f"directory {path} cannot be used: another user may have made it: remove it, or set TMPDIR")
-    path.chmod(mode)
-    return path
+    """The directory of this user's sandboxes on this machine."""
+    return directory_of_user("heddle-sandboxes")
 
 
 def local_keeper(
