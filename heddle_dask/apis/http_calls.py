@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from heddle_dask.environments.api_errors import RateLimited, Retry
+from heddle_dask.http_client import one_line_of, outside_session
 
 RATE_LIMIT_STATUS = 429
 PASSING_STATUSES = frozenset({408, 425, 500, 502, 503, 504})
@@ -65,17 +66,16 @@ async def http_call(
         Any other status of 400 and above.
     """
     sent = {**({"Idempotency-Key": idempotency_key} if idempotency_key else {}), **(headers or {})}
-    limit = aiohttp.ClientTimeout(total=answer_within_s)
     try:
         async with (
-            aiohttp.ClientSession(timeout=limit) as session,
+            outside_session(url, total_s=answer_within_s) as session,
             session.request(method, url, params=params, json=json_body, headers=sent) as answer,
         ):
             text = await answer.text(errors="replace")
     except TimeoutError:
         raise Retry(f"{method} {url}: no answer within {answer_within_s:g} s") from None
-    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError) as error:
-        raise Retry(f"{method} {url}: {type(error).__name__}: {error}") from None
+    except (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, aiohttp.ClientHttpProxyError) as error:
+        raise Retry(f"{method} {url}: {type(error).__name__}: {one_line_of(error)}") from None
     named = {name.lower(): value for name, value in answer.headers.items()}
     line = f"{method} {url}: status {answer.status}: {text[:200]}".splitlines()[0]
     after_s = retry_after_s(named.get("retry-after", ""))

@@ -20,6 +20,7 @@ from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import EngineRefused, EngineUnreachable
 from heddle_dask.engines.dialect import Dialect, WeightTransferDialect
 from heddle_dask.engines.node_weights import FetchStopped, NodeWeightsDirectory
+from heddle_dask.http_client import cluster_session, time_limit
 from heddle_dask.weights.collective import CollectiveUri
 from heddle_dask.weights.manifest import WeightManifest, WeightsRefused
 
@@ -92,11 +93,10 @@ class CollectiveFetch:
 
 
 async def _asked_trainer(place: CollectiveUri, question: str, body: Mapping[str, Any]) -> bytes:
-    timeout = aiohttp.ClientTimeout(total=_PLACE_S, sock_connect=10.0)
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout) as session,
-            session.post(f"{place.url}/{question}", json=body) as response,
+            cluster_session() as session,
+            session.post(f"{place.url}/{question}", json=body, timeout=time_limit(_PLACE_S)) as response,
         ):
             answer = await response.read()
             if response.status == 200:

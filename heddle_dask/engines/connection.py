@@ -15,6 +15,7 @@ from typing import Any, Self
 
 import aiohttp
 
+from heddle_dask import http_client
 from heddle_dask.engines import wire
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import CANARY_REQUEST_ID, FIRST, EngineInfo, EngineRefused, EngineUnreachable
@@ -43,14 +44,14 @@ class EngineConnection:
         address: EngineAddress,
         dialect: Dialect = wire,
         *,
-        connect_timeout_s: float = 10.0,
+        connect_timeout_s: float = http_client.CONNECT_S,
         question_timeout_s: float = 10.0,
     ) -> None:
         self._address = address
         self._dialect = dialect
         self._generate_url = address.url + dialect.GENERATE_PATH
-        self._step_timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s)
-        self._question_timeout = aiohttp.ClientTimeout(total=question_timeout_s, sock_connect=connect_timeout_s)
+        self._step_timeout = http_client.time_limit(None, connect_timeout_s)
+        self._question_timeout = http_client.time_limit(question_timeout_s, connect_timeout_s)
         self._session: aiohttp.ClientSession | None = None
         self._in_flight: dict[str, asyncio.Future[None]] = {}
         self._streams: set[aiohttp.ClientResponse] = set()
@@ -72,11 +73,7 @@ class EngineConnection:
         timeout_s
             None: `question_timeout_s`.
         """
-        timeout = (
-            self._question_timeout
-            if timeout_s is None
-            else aiohttp.ClientTimeout(total=timeout_s, sock_connect=self._question_timeout.sock_connect)
-        )
+        timeout = self._question_timeout if timeout_s is None else http_client.time_limit(timeout_s)
         return await self._answered("POST", self._address.url + path, body, timeout)
 
     async def one_token_step(self, request_id: str, body: bytes) -> bytes:
@@ -168,11 +165,8 @@ class EngineConnection:
 
     def _open(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=connector_to(self._address, limit=0, keepalive_timeout=_KEEPALIVE_S),
-                read_bufsize=1 << 20,
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
+            self._session = http_client.cluster_session(
+                self._address.socket, keepalive_s=_KEEPALIVE_S, read_bufsize=1 << 20, auto_decompress=False
             )
         return self._session
 
@@ -191,13 +185,6 @@ class EngineConnection:
                 del self._in_flight[request_id]
             if not ended.done():
                 ended.set_result(None)
-
-
-def connector_to(address: EngineAddress, **options: Any) -> aiohttp.BaseConnector:
-    """A connector of aiohttp to an engine, with options that all connectors take."""
-    if address.socket:
-        return aiohttp.UnixConnector(address.socket, **options)
-    return aiohttp.TCPConnector(**options)
 
 
 def payload(body: bytes | None) -> bytes | io.BytesIO | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 
+from heddle_dask.http_client import one_line_of, outside_session, time_limit
 from heddle_dask.sandbox.stateful.contract import MIB, Command, ExecResult, SandboxFailed, SandboxGone, SandboxSpec
 from heddle_dask.sandbox_service.contract import spec_to_json
 
@@ -142,8 +143,8 @@ class RemoteSandbox:
             It does not have the sandbox, or (`SandboxSilent`) whether it has done what was asked is unknown.
         """
         if self._http is None:
-            self._http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._token}"})
-        timeout = aiohttp.ClientTimeout(total=limit_s)
+            self._http = outside_session(self._address, headers={"Authorization": f"Bearer {self._token}"})
+        timeout = time_limit(limit_s)
         try:
             async with self._http.request(method, self._address + path, timeout=timeout, **options) as answer:
                 if answer.status == 404:
@@ -152,8 +153,7 @@ class RemoteSandbox:
                     raise SandboxFailed(f"sandbox service {self._address}: {await _reason(answer)}")
                 return await (answer.read() if raw else answer.json())
         except (aiohttp.ClientError, TimeoutError) as error:
-            what = str(error) or type(error).__name__
-            raise SandboxSilent(f"sandbox service {self._address} does not answer: {what}") from error
+            raise SandboxSilent(f"sandbox service {self._address} does not answer: {one_line_of(error)}") from error
 
 
 async def _reason(answer: aiohttp.ClientResponse) -> str:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import aiohttp
 import psutil
 import pytest
 
@@ -24,7 +23,6 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.address import EngineAddress, engines_directory, private_directory
 from heddle_dask.engines.client import EngineClient
-from heddle_dask.engines.connection import connector_to
 from heddle_dask.engines.contract import (
     EngineRefused,
     EngineUnreachable,
@@ -34,6 +32,7 @@ from heddle_dask.engines.contract import (
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.process import EngineProcess, EngineStartError, likely_cause
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.http_client import cluster_session
 
 CEILING_S = 60.0
 
@@ -256,7 +255,7 @@ def test_faults_can_be_set_while_it_runs(tmp_path):
     async def scenario(process: EngineProcess, client: EngineClient) -> None:
         async def fault(**faults) -> int:
             async with (
-                aiohttp.ClientSession(connector=connector_to(process.address)) as session,
+                cluster_session(process.address.socket) as session,
                 session.post(f"{process.address.url}/faults", json=faults) as response,
             ):
                 return response.status
@@ -388,7 +387,7 @@ def test_a_wrong_body_is_refused_and_a_large_one_is_not(tmp_path):
         with pytest.raises(EngineRefused, match="token ids"):
             await client.generate(GenerateRequest("b", [1 << 40], SamplingParams(3)))
         async with (
-            aiohttp.ClientSession(connector=connector_to(process.address)) as session,
+            cluster_session(process.address.socket) as session,
             session.post(f"{process.address.url}/inference/v1/generate", data=b"{") as response,
         ):
             assert response.status == 400

@@ -18,13 +18,11 @@ from dataclasses import dataclass, replace
 from importlib import util
 from pathlib import Path
 
-import aiohttp
 import psutil
 import pytest
 
 from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.client import EngineClient
-from heddle_dask.engines.connection import connector_to
 from heddle_dask.engines.contract import (
     EngineRefused,
     GenerateRequest,
@@ -35,6 +33,7 @@ from heddle_dask.engines.contract import (
 from heddle_dask.engines.emulated.options import EmulatedOptions, emulated_options
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.http_client import cluster_session
 
 CHECKPOINT = Path(__file__).parents[2] / "pipelines" / "tiny_agent" / "checkpoint"
 CEILING_S = 280.0
@@ -430,7 +429,7 @@ def emulated(tmp_path: Path) -> Iterator[Pair]:
 
 async def set_faults(engine: EngineProcess, **faults: object) -> None:
     async with (
-        aiohttp.ClientSession(connector=connector_to(engine.address)) as session,
+        cluster_session(engine.address.socket) as session,
         session.post(f"{engine.address.url}/faults", json=faults) as response,
     ):
         assert response.status == 200
@@ -503,9 +502,8 @@ def test_vllm_lets_blocks_go_when_nobody_reads_them_and_they_are_not_asked_for_t
         (process,) = start(stack, tmp_path, spec_of("vllm"))
 
         async def kv_use() -> float:
-            connector = connector_to(process.address)
             async with (
-                aiohttp.ClientSession(connector=connector) as session,
+                cluster_session(process.address.socket) as session,
                 session.get(f"{process.address.url}/metrics") as said,
             ):
                 lines = (await said.text()).splitlines()

@@ -10,17 +10,16 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.client import EngineClient
-from heddle_dask.engines.connection import connector_to
 from heddle_dask.engines.contract import EngineInfo, EngineUnreachable, GenerateRequest, SamplingParams
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.health import HealthLimits
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.http_client import cluster_session
 from heddle_dask.live.worker.engine_host import EngineHost, Watch
 
 CEILING_S = 60.0
@@ -233,7 +232,7 @@ def test_a_paused_vllm_is_healthy_and_counts_as_lost(tmp_path: Path, model_dir: 
             while (await client.progress())[0] == 0:
                 await asyncio.sleep(0.1)
             async with (
-                aiohttp.ClientSession(connector=connector_to(client.address)) as session,
+                cluster_session(client.address.socket) as session,
                 session.post(f"{client.address.url}/pause?mode=keep") as answer,
             ):
                 assert answer.status == 200

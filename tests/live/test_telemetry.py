@@ -128,7 +128,7 @@ def test_no_proxy_leads_to_this_machine(monkeypatch: pytest.MonkeyPatch) -> None
     while not sender.dropped:
         time.sleep(0.005)
     sender.close(30)
-    assert "http://collector.invalid through the proxy 127.0.0.1:1: " in notes[0]
+    assert "http://collector.invalid through the proxy http://127.0.0.1:1: " in notes[0]
 
 
 def test_failures_are_one_line_and_a_count() -> None:
@@ -155,7 +155,7 @@ def test_nobody_listens_and_a_queue_that_is_full(monkeypatch: pytest.MonkeyPatch
             sender.finished(timed_trajectory(number))
         sender.close(30)
     assert sender.sent == 0 and sender.dropped == 50
-    assert "Connection refused" in notes[0] and "50 trajectories" in notes[-1] and len(notes) == 2
+    assert "Cannot connect to host 127.0.0.1" in notes[0] and "50 trajectories" in notes[-1] and len(notes) == 2
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,12 @@ from typing import Any
 import aiohttp
 
 from heddle_dask.engines.address import EngineAddress
-from heddle_dask.engines.connection import connector_to
 from heddle_dask.engines.emulated.kv_cache import BlockAllocation
 from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine, prompt_of
 from heddle_dask.engines.emulated.traits import EmulatedTraits
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.wire import ENGINE_ID_PREFIX
+from heddle_dask.http_client import cluster_session
 
 READ_PATH = "/kv_read"
 
@@ -171,7 +171,7 @@ class EmulatedKvTransfers:
         source = EngineAddress(port=port) if port else EngineAddress(str(params["remote_host"]))
         try:
             async with (
-                aiohttp.ClientSession(connector=connector_to(source)) as session,
+                cluster_session(source.socket) as session,
                 session.post(source.url + READ_PATH, data=json.dumps(question)) as response,
             ):
                 if response.status != 200:

@@ -15,11 +15,11 @@ import aiohttp
 
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.address import EngineAddress, engines_directory, private_directory, socket_address
-from heddle_dask.engines.connection import connector_to
 from heddle_dask.engines.health import USUAL, HealthLimits, Tell, until_silent
 from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceRefused
 from heddle_dask.engines.process import likely_cause
 from heddle_dask.engines.supervised_process import SupervisedProcess
+from heddle_dask.http_client import cluster_session, time_limit
 
 T = TypeVar("T")
 _CAUSE_CHARACTERS = 300
@@ -51,10 +51,7 @@ class ServiceClient:
         session = self._session
         if session is None:
             # vLLM closes idle connections after 5 s; ours must go before.
-            session = aiohttp.ClientSession(
-                connector=connector_to(self._address, limit=0, keepalive_timeout=3.0),
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
+            session = cluster_session(self._address.socket, keepalive_s=3.0)
         if self._keeps:
             self._session = session
             yield session
@@ -72,7 +69,7 @@ class ServiceClient:
         ServiceRefused
             It declined the request (a 4xx answer).
         """
-        timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=10.0)
+        timeout = time_limit(timeout_s)
         try:
             async with (
                 self._connected() as session,

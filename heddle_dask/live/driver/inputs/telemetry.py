@@ -9,12 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import ipaddress
 import queue
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -22,7 +19,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import aiohttp
+
 from heddle_dask.core.errors import BadInput
+from heddle_dask.http_client import one_line_of, outside_session, proxy_of, without_password
 from heddle_dask.live.driver.settings import configured
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.views.trace.spans import Decode, Span, spans_of
@@ -133,10 +133,8 @@ class SpanSender:
         self._waiting: queue.Queue[TrajectoryRecord | None] = queue.Queue(MOST_WAITING)
         self._closing = threading.Event()
         self._noted = False
-        self._proxy = _proxy_of(telemetry.url)
-        # No proxy leads to this machine, whatever the environment says.
-        proxies: dict[str, str] | None = {} if _is_loopback(telemetry.url) else None
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+        proxy = proxy_of(telemetry.url)
+        self._through = f" through the proxy {without_password(proxy)}" if proxy else ""
         self.sent = 0
         self.dropped = 0
         self._thread = threading.Thread(target=self._run, name="heddle-spans", daemon=True)
@@ -189,42 +187,31 @@ class SpanSender:
             self.dropped += len(batch)
             if not self._noted:
                 self._noted = True
-                told = " ".join(str(getattr(error, "reason", error)).split()) or type(error).__name__
-                where = f"{self._telemetry.endpoint}{f' through the proxy {self._proxy}' if self._proxy else ''}"
-                self._note(f"note: spans cannot be sent to {where}: {told}; the run goes on")
+                where = f"{self._telemetry.endpoint}{self._through}"
+                self._note(f"note: spans cannot be sent to {where}: {one_line_of(error)}; the run goes on")
 
     def _spans(self, record: TrajectoryRecord) -> Trace:
         spans = spans_of(record, model=self._model, decode=self._decode)
         return Trace(f"{self._session}/{record.trajectory_id}", self._zero_s, spans)
 
     def _post(self, body: bytes) -> None:
-        headers = {"Content-Type": "application/x-protobuf", **self._telemetry.headers}
-        request = urllib.request.Request(self._telemetry.url, body, headers, method="POST")
         for attempt in range(_TRIES):
             try:
-                with self._opener.open(request, timeout=_REQUEST_S) as answer:
-                    answer.read()
+                asyncio.run(self._posted(body))
                 return
-            except OSError as error:
-                refused = isinstance(error, urllib.error.HTTPError) and error.code not in (429, 502, 503, 504)
+            except (aiohttp.ClientError, OSError) as error:
+                refused = isinstance(error, aiohttp.ClientResponseError) and error.status not in (429, 502, 503, 504)
                 if refused or attempt == _TRIES - 1 or self._closing.is_set():
                     raise
             self._closing.wait(_PAUSE_S * 2**attempt)
 
-
-def _is_loopback(url: str) -> bool:
-    host = urlsplit(url).hostname or ""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost" or host.endswith(".localhost")
-
-
-def _proxy_of(url: str) -> str:
-    """The proxy that the environment names for this URL, without its password; empty: none is used."""
-    parts = urlsplit(url)
-    if _is_loopback(url) or urllib.request.proxy_bypass(parts.hostname or ""):
-        return ""
-    return urllib.request.getproxies().get(parts.scheme, "").rpartition("@")[2]
+    async def _posted(self, body: bytes) -> None:
+        url, headers = self._telemetry.url, {"Content-Type": "application/x-protobuf", **self._telemetry.headers}
+        async with (
+            outside_session(url, total_s=_REQUEST_S, headers=headers) as session,
+            session.post(url, data=body) as answer,
+        ):
+            answer.raise_for_status()
 
 
 @dataclass(frozen=True, slots=True)
