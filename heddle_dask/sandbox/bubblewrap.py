@@ -7,11 +7,12 @@ of the host (`Interpreter`).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import sysconfig
-from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +22,12 @@ from heddle_dask.sandbox.confinement import (
     Mode,
     PreparedRun,
     common_environment,
-    common_rlimits,
     private_user_id,
+    rlimits_of,
 )
+from heddle_dask.sandbox.enclosure import Inside, enclosed
 from heddle_dask.sandbox.outcome import SandboxLimits
-from heddle_dask.sandbox.system_calls import filter_fd
+from heddle_dask.sandbox.process_accounting import tmpfs_usage
 
 _PACKAGES = ("site-packages", "dist-packages")
 
@@ -100,9 +102,6 @@ def system_library_folders() -> tuple[str, ...]:
     return tuple(f for f in candidates if f and Path(f).is_dir() and not Path(f).is_symlink())
 
 
-_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-
-
 class Bubblewrap:
     """Runs behind bubblewrap.
 
@@ -118,36 +117,34 @@ class Bubblewrap:
     isolates_network = True
 
     def __init__(self, program: str, *, private_user_ids: bool) -> None:
-        self._fixed = _fixed_arguments(program, private_user_ids=private_user_ids)
-        self._command = _command(Interpreter.of_this_process())
-        self._libraries = Interpreter.of_this_process().libraries_inside
+        interpreter = Interpreter.of_this_process()
+        self._program = program
+        self._root = tuple(_root(interpreter))
+        self._command = (interpreter.program_inside, "-I", "-S", "-B", "-c", inside.source())
+        self._libraries = interpreter.libraries_inside
         self._private_user_ids = private_user_ids
 
     @asynccontextmanager
     async def prepare(self, limits: SandboxLimits, cpus: int) -> AsyncIterator[PreparedRun]:
-        with ExitStack() as stack:
-            uid = private_user_id() if self._private_user_ids else None
-            calls = stack.enter_context(filter_fd())
-            environment = common_environment("/tmp", cpus)
-            if self._libraries:
-                environment["LD_LIBRARY_PATH"] = self._libraries
-            # Above the limit by bubblewrap's own processes; the watchdog enforces the exact limit.
-            rlimits = {**common_rlimits(limits), "RLIMIT_NPROC": limits.processes + 2}
+        environment = common_environment("/tmp", cpus)
+        if self._libraries:
+            environment["LD_LIBRARY_PATH"] = self._libraries
+        found = Inside(
+            root=self._root,
+            writable=("--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", "/tmp"),
+            folder="/tmp",
+            command=self._command,
+            shared_memory_bytes=limits.memory_bytes // 2,
+            processes_shown=False,
+        )
+        with enclosed(self._program, found, user_namespace=not self._private_user_ids) as made:
             yield PreparedRun(
-                argv=(
-                    *self._fixed,
-                    *(() if calls is None else ("--seccomp", str(calls))),
-                    *("--perms", "1777", "--size", str(limits.disk_bytes), "--tmpfs", "/tmp"),
-                    *("--remount-ro", "/", "--chdir", "/tmp", "--"),
-                    *self._command,
-                ),
+                argv=made.argv,
                 environment=environment,
-                folder=None,
-                rlimits=rlimits,
-                setuid=uid,
-                owned_uid=None,
+                rlimits=rlimits_of(limits),
+                setuid=private_user_id() if self._private_user_ids else None,
                 wrapper_processes=2,
-                pass_fds=() if calls is None else (calls,),
+                pass_fds=made.pass_fds,
                 disk_usage=_disk_usage,
             )
 
@@ -155,41 +152,21 @@ class Bubblewrap:
 def _disk_usage(pids: Sequence[int]) -> DiskUsage | None:
     """Usage of the tmpfs that the processes inside see. `bwrap` can limit its bytes, not its number of files."""
     for pid in pids:
-        try:
-            tmpfs = os.statvfs(f"/proc/{pid}/root/tmp")
-        except OSError:  # it has ended, or this process may not look into it
-            continue
-        return DiskUsage((tmpfs.f_blocks - tmpfs.f_bfree) * tmpfs.f_frsize, tmpfs.f_files - tmpfs.f_ffree)
+        with contextlib.suppress(OSError):  # it has ended, or this process may not look into it
+            return tmpfs_usage(f"/proc/{pid}/root/tmp")
     return None
 
 
-def _command(interpreter: Interpreter) -> tuple[str, ...]:
-    return (interpreter.program_inside, "-I", "-S", "-B", "-c", inside.source())
-
-
-def _fixed_arguments(program: str, *, private_user_ids: bool) -> tuple[str, ...]:
-    arguments = [program, "--die-with-parent", "--hostname", "sandbox"]
-    arguments += ["--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts"]
-    arguments += ["--unshare-cgroup-try"]
-    if private_user_ids:
-        # The capabilities that the inside program needs to give up root; the change of user id drops them too.
-        arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-    else:
-        arguments += ["--unshare-user", "--uid", "1000", "--gid", "1000"]
-    binds = [*Interpreter.of_this_process().binds, *((f, f) for f in system_library_folders())]
-    links = [link for link in ("/lib", "/lib64") if os.path.islink(link)]
+def _root(interpreter: Interpreter) -> Iterator[str]:
+    """The interpreter, its libraries and those of the system, read-only; folders of installed packages are empty."""
+    binds = [*interpreter.binds, *((f, f) for f in system_library_folders())]
     # Create the parents explicitly: folders that bubblewrap creates implicitly are not accessible to other users.
-    parents = {str(parent) for _, place in binds for parent in Path(place).parents}
-    for parent in sorted(parents - {"/"}):
-        arguments += ["--dir", parent]
+    for parent in sorted({str(parent) for _, place in binds for parent in Path(place).parents} - {"/"}):
+        yield from ("--dir", parent)
     for source, place in binds:
-        arguments += ["--ro-bind", source, place]
-    for place in Interpreter.of_this_process().hidden_inside:
-        arguments += ["--tmpfs", place, "--remount-ro", place]
-    for link in links:
-        arguments += ["--symlink", os.readlink(link), link]
-    arguments += ["--dir", "/dev"]
-    for device in _DEVICES:
-        if Path(device).exists():
-            arguments += ["--dev-bind", device, device]
-    return tuple(arguments)
+        yield from ("--ro-bind", source, place)
+    for place in interpreter.hidden_inside:
+        yield from ("--tmpfs", place, "--remount-ro", place)
+    for link in ("/lib", "/lib64"):
+        if os.path.islink(link):
+            yield from ("--symlink", os.readlink(link), link)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from heddle_dask.isolation.granted import cpu_variables
@@ -29,9 +29,9 @@ class PreparedRun:
     Attributes
     ----------
     argv, environment, folder
-        Command line, environment variables, and working directory on the host (None: any).
+        Command line, environment variables, and working directory on the host.
     rlimits
-        Limits that the inside program sets, by the names of the `resource` module.
+        Limits by the names of the `resource` module, set before any code of the agent runs.
     setuid
         User id to which the inside program changes before it runs any code of the agent; None to keep it.
     owned_uid
@@ -46,10 +46,10 @@ class PreparedRun:
 
     argv: tuple[str, ...]
     environment: Mapping[str, str]
-    folder: str | None
-    rlimits: Mapping[str, int]
-    setuid: int | None
-    owned_uid: int | None
+    folder: str = "/"
+    rlimits: Mapping[str, int] = field(default_factory=dict)
+    setuid: int | None = None
+    owned_uid: int | None = None
     wrapper_processes: int = 0
     pass_fds: tuple[int, ...] = ()
     disk_usage: Callable[[Sequence[int]], DiskUsage | None] = lambda pids: None
@@ -70,16 +70,25 @@ class Confinement(Protocol):
         """Prepare one run; leaving the context removes its resources, also on cancellation."""
 
 
-def common_rlimits(limits: SandboxLimits) -> dict[str, int]:
-    """Resource limits of one process in every mode."""
+def common_rlimits(*, memory_bytes: int, file_bytes: int, processes: int, open_files: int) -> dict[str, int]:
+    """Resource limits of one process in every sandbox."""
     return {
         "RLIMIT_CORE": 0,
-        "RLIMIT_CPU": max(1, int(limits.cpu_s + 0.999)) + 1,
-        "RLIMIT_AS": limits.memory_bytes,
-        "RLIMIT_FSIZE": limits.file_bytes,
-        "RLIMIT_NOFILE": 128,
+        "RLIMIT_AS": memory_bytes,
+        "RLIMIT_FSIZE": file_bytes,
+        # Above the limit, so that the watch sees that it is exceeded.
+        "RLIMIT_NPROC": processes + 2,
+        "RLIMIT_NOFILE": open_files,
         "RLIMIT_MEMLOCK": 1 << 20,
     }
+
+
+def rlimits_of(limits: SandboxLimits) -> dict[str, int]:
+    """Resource limits of one run of Python code."""
+    common = common_rlimits(
+        memory_bytes=limits.memory_bytes, file_bytes=limits.file_bytes, processes=limits.processes, open_files=128
+    )
+    return {**common, "RLIMIT_CPU": max(1, int(limits.cpu_s + 0.999)) + 1}
 
 
 def common_environment(home: str, cpus: int) -> dict[str, str]:

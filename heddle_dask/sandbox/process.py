@@ -24,7 +24,7 @@ from heddle_dask.isolation.granted import Granted, granted
 from heddle_dask.sandbox.confinement import DiskUsage, PreparedRun
 from heddle_dask.sandbox.inside import READY
 from heddle_dask.sandbox.outcome import Cause, RawRun, SandboxLimits
-from heddle_dask.sandbox.process_accounting import ProcessAccounting, scan, until_over
+from heddle_dask.sandbox.process_accounting import Allowed, ProcessAccounting, scan, until_over
 
 _CHUNK_BYTES = 65536
 
@@ -65,7 +65,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 env=dict(prepared.environment),
-                cwd=prepared.folder or "/",
+                cwd=prepared.folder,
                 pass_fds=prepared.pass_fds,
                 start_new_session=True,
                 bufsize=0,
@@ -192,10 +192,8 @@ async def _watch(prepared: PreparedRun, root: int, limits: SandboxLimits, accoun
     over = await until_over(
         lambda: accounting.usage(prepared, root),
         own,
-        limits.processes,
-        limits.memory_bytes,
+        Allowed(limits.processes, limits.memory_bytes, DiskUsage(limits.disk_bytes, limits.files)),
         lambda pids: prepared.disk_usage(pids[own:]),
-        DiskUsage(limits.disk_bytes, limits.files),
     )
     return "files" if over == "disk" else over
 

@@ -9,13 +9,15 @@ import asyncio
 import os
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from heddle_dask.isolation.process_tree import live_processes
 from heddle_dask.sandbox.confinement import DiskUsage, PreparedRun
+from heddle_dask.sandbox.enclosure import SHARED_MEMORY
 
+Limit = Literal["processes", "memory", "disk"]
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _FIRST_LOOK_S = 0.1
 _LONGEST_LOOK_S = 0.5
@@ -78,14 +80,21 @@ def usage_of(facts: Sequence[ProcessFacts], owned_uid: int | None, root: int) ->
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What all processes of a sandbox may use together; `disk`: its files, those in shared memory too."""
+
+    threads: int
+    memory_bytes: int
+    disk: DiskUsage
+
+
 async def until_over(
     look: Callable[[], Awaitable[Usage]],
     own_threads: int,
-    most_threads: int,
-    memory_bytes: int,
+    allowed: Allowed,
     disk: Callable[[Sequence[int]], DiskUsage | None],
-    allowed: DiskUsage,
-) -> Literal["processes", "memory", "disk"]:
+) -> Limit:
     """Wait until a run exceeds a limit as a whole; checks become rarer as the run gets longer.
 
     Parameters
@@ -98,33 +107,89 @@ async def until_over(
         await asyncio.sleep(pause_s)
         pause_s = min(_LONGEST_LOOK_S, pause_s * 1.5)
         usage = await look()
-        if usage.threads - own_threads > most_threads:
-            return "processes"
-        if usage.resident_bytes > memory_bytes:
-            exact_bytes = await asyncio.to_thread(proportional_bytes, usage.pids)
-            if (usage.resident_bytes if exact_bytes is None else exact_bytes) > memory_bytes:
-                return "memory"
-        used = await asyncio.to_thread(disk, usage.pids)
-        if used is not None and (used.used_bytes > allowed.used_bytes or used.files > allowed.files):
-            return "disk"
+        over = await asyncio.to_thread(exceeded, usage, own_threads, allowed, disk)
+        if over:
+            return over
 
 
-def proportional_bytes(pids: Sequence[int]) -> int | None:
+def exceeded(
+    usage: Usage, own_threads: int, allowed: Allowed, disk: Callable[[Sequence[int]], DiskUsage | None]
+) -> Limit | Literal[""]:
+    """The limit that processes exceed; empty: none."""
+    if usage.threads - own_threads > allowed.threads:
+        return "processes"
+    shared = shared_memory(usage.pids)
+    shared_bytes = sum(each.used_bytes for each in shared.values())
+    most = usage.resident_bytes + shared_bytes
+    if most > allowed.memory_bytes:
+        exact = proportional_bytes(usage.pids, shared)
+        if (most if exact is None else exact + shared_bytes) > allowed.memory_bytes:
+            return "memory"
+    used = disk(usage.pids)
+    files = sum(each.files for each in shared.values()) + (0 if used is None else used.files)
+    if files > allowed.disk.files or (used is not None and used.used_bytes > allowed.disk.used_bytes):
+        return "disk"
+    return ""
+
+
+def shared_memory(pids: Sequence[int]) -> dict[int, DiskUsage]:
+    """What the private ``/dev/shm`` of these processes hold, by device; that of this machine is not theirs."""
+    found: dict[int, DiskUsage] = {}
+    for pid in pids:
+        place = f"/proc/{pid}/root{SHARED_MEMORY}"
+        try:
+            device = os.stat(place).st_dev
+            if device not in found and device != _device_of_this_machine():
+                found[device] = tmpfs_usage(place)
+        except OSError:  # it has ended, or this process may not look into it
+            continue
+    return found
+
+
+def _device_of_this_machine() -> int:
+    try:
+        return os.stat(SHARED_MEMORY).st_dev
+    except OSError:
+        return 0
+
+
+def tmpfs_usage(place: str) -> DiskUsage:
+    """Bytes and files of a whole tmpfs, of deleted files that are still open too."""
+    tmpfs = os.statvfs(place)
+    return DiskUsage((tmpfs.f_blocks - tmpfs.f_bfree) * tmpfs.f_frsize, tmpfs.f_files - tmpfs.f_ffree)
+
+
+def proportional_bytes(pids: Sequence[int], left_out: Collection[int] = ()) -> int | None:
     """Resident memory with shared pages counted once over all sharers; None where not readable.
 
     More expensive than a scan; used only if the plain sum exceeds the limit, as it easily does for forked children
     that share pages with their parent.
+
+    Parameters
+    ----------
+    left_out
+        Devices whose mapped files do not count.
     """
     total = 0
     for pid in pids:
         try:
-            with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
-                lines = [line for line in file if line.startswith("Pss:")]
+            with open(f"/proc/{pid}/smaps" if left_out else f"/proc/{pid}/smaps_rollup", "rb") as file:
+                total += _proportional(file, left_out)
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended meanwhile
         except PermissionError:
             return None
-        total += sum(int(line.split()[1]) * 1024 for line in lines)
+    return total
+
+
+def _proportional(lines: Iterable[bytes], left_out: Collection[int]) -> int:
+    total, counts = 0, True
+    for line in lines:
+        if line.startswith(b"Pss:"):
+            total += int(line.split()[1]) * 1024 * counts
+        elif line[:1] not in b"ABCDEFGHIJKLMNOPQRSTUVWXYZ":  # the range of a mapping, its rights, offset and device
+            major, minor = line.split(None, 4)[3].split(b":")
+            counts = os.makedev(int(major, 16), int(minor, 16)) not in left_out
     return total
 
 

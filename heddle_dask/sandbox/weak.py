@@ -17,8 +17,8 @@ from heddle_dask.sandbox.confinement import (
     Mode,
     PreparedRun,
     common_environment,
-    common_rlimits,
     private_user_id,
+    rlimits_of,
 )
 from heddle_dask.sandbox.outcome import SandboxLimits
 from heddle_dask.sandbox.program_files import disk_usage, new_folder, remove
@@ -62,12 +62,7 @@ class Weak:
                 argv=(*self._unshare, *self._privileges(uid), *self._command),
                 environment=common_environment(folder, cpus),
                 folder=folder,
-                rlimits={
-                    **common_rlimits(limits),
-                    # Above the limit, so that the watchdog can detect that the limit is exceeded.
-                    "RLIMIT_NPROC": 1 if uid is None else limits.processes + 2,
-                },
-                setuid=None,
+                rlimits=rlimits_of(limits) if uid is not None else {**rlimits_of(limits), "RLIMIT_NPROC": 1},
                 owned_uid=uid,
                 disk_usage=lambda pids: disk_usage(folder),
             )

@@ -209,21 +209,21 @@ def test_a_command_runs_on_the_cores_that_it_is_granted(sandbox_directory: Path)
 def test_apptainer_command_lines() -> None:
     files = WorkDirectory(Path("/base"), "one", private_user=False)
     spec = SandboxSpec(kind="apptainer", root="/images/swe.sif")
-    prepared = ApptainerKind("/usr/bin/apptainer").prepare(Command("pytest -n {cpus}", cpus=4), files, spec)
-    line = list(prepared.argv)
+    kind = ApptainerKind("/usr/bin/apptainer")
+    with kind.prepare(Command("pytest -n {cpus}", cpus=4), files, spec) as prepared:
+        line = list(prepared.argv)
     assert line[:3] == ["/usr/bin/apptainer", "exec", "--containall"]
     assert line[-4:] == ["/images/swe.sif", "/bin/sh", "-c", "pytest -n 4"]
     joined = " ".join(line)
     for part in (f"--bind {files.work}:{WORK}", f"--pwd {WORK}", "--network none", "--env HEDDLE_CPUS=4"):
         assert part in joined
-    assert (
-        "--network"
-        not in ApptainerKind("a")
-        .prepare(Command("true"), files, SandboxSpec(kind="apptainer", root="/i", network=True))
-        .argv
-    )
-    with pytest.raises(HeddleError, match="root=IMAGE"):
-        ApptainerKind("a").prepare(Command("true"), files, SandboxSpec(kind="apptainer"))
+    with kind.prepare(Command("true"), files, SandboxSpec(kind="apptainer", root="/i", network=True)) as prepared:
+        assert "--network" not in prepared.argv
+    with (
+        pytest.raises(HeddleError, match="root=IMAGE"),
+        kind.prepare(Command("true"), files, SandboxSpec(kind="apptainer")),
+    ):
+        pass
     if not shutil.which("apptainer") and not shutil.which("singularity"):
         with pytest.raises(HeddleError, match="install the package apptainer"):
             kind_named("apptainer")

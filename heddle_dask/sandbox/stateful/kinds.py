@@ -6,13 +6,15 @@ import os
 import shutil
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.isolation.granted import cpu_variables
+from heddle_dask.sandbox.confinement import PreparedRun, common_rlimits
+from heddle_dask.sandbox.enclosure import Inside, enclosed
 from heddle_dask.sandbox.stateful.contract import WORK, Command, SandboxSpec
-from heddle_dask.sandbox.stateful.supervised_command import PreparedCommand
 from heddle_dask.sandbox.stateful.work_directory import WorkDirectory
 
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -31,19 +33,17 @@ class SandboxKind(Protocol):
     def private_user(self) -> bool:
         """Whether each sandbox has a user id of its own."""
 
-    def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> PreparedCommand:
-        """How to start a command."""
+    def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> AbstractContextManager[PreparedRun]:
+        """How to start a command, once, before the context is left."""
 
 
 def _limits(spec: SandboxSpec, own_processes: int) -> dict[str, int]:
-    return {
-        "RLIMIT_CORE": 0,
-        "RLIMIT_AS": max(spec.memory_bytes, 1 << 28),
-        "RLIMIT_FSIZE": spec.disk_bytes,
-        # Above the limit, so that the watch sees that it is exceeded.
-        "RLIMIT_NPROC": spec.max_processes + own_processes + 2,
-        "RLIMIT_NOFILE": 1024,
-    }
+    return common_rlimits(
+        memory_bytes=max(spec.memory_bytes, 1 << 28),
+        file_bytes=spec.disk_bytes,
+        processes=spec.max_processes + own_processes,
+        open_files=1024,
+    )
 
 
 def _environment(command: Command, home: str, path: str) -> dict[str, str]:
@@ -86,37 +86,49 @@ class BubblewrapKind:
         # A Python below /tmp, such as a virtual environment in a checkout there, comes after the sandbox's own /tmp.
         self._below_tmp = tuple(_binds(prefix for prefix in _python_prefixes() if _is_below_tmp(prefix)))
 
-    def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> PreparedCommand:
-        arguments = [self._program, "--die-with-parent", "--hostname", "sandbox"]
-        arguments += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-        if not spec.network:
-            arguments += ["--unshare-net"]
-        if self.private_user:
-            arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
-        else:
-            arguments += ["--unshare-user"]
-        arguments += ["--ro-bind", spec.root, "/"] if spec.root else self._host_root
-        if not spec.root:
-            for name in ("passwd", "group"):
-                arguments += ["--ro-bind", str(files.path / name), f"/etc/{name}"]
-            arguments += ["--dir", "/home"]
-        arguments += ["--proc", "/proc", "--dev", "/dev"]
-        arguments += ["--bind", str(files.tmp), "/tmp", "--bind", str(files.work), WORK]
-        arguments += self._below_tmp if not spec.root else ()
-        arguments += ["--remount-ro", "/"] if not spec.root else []
-        arguments += ["--chdir", WORK, "--"]
-        if files.uid is not None:
-            assert self._setpriv is not None
-            arguments += [self._setpriv, "--reuid", str(files.uid), "--regid", str(files.uid)]
-            arguments += ["--clear-groups", "--no-new-privs", "--inh-caps=-all", "--bounding-set=-all"]
+    @contextmanager
+    def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> Iterator[PreparedRun]:
         path = [f"{prefix}/bin" for prefix in reversed(_python_prefixes())] if not spec.root else []
-        return PreparedCommand(
-            argv=(*arguments, *_shell(command)),
-            environment=_environment(command, WORK, ":".join([*path, _SYSTEM_PATH])),
-            folder="/",
-            limits=_limits(spec, own_processes=2),
-            own_processes=2,
+        found = Inside(
+            root=("--ro-bind", spec.root, "/") if spec.root else (*self._host_root, *_accounts(files)),
+            writable=("--bind", str(files.tmp), "/tmp", "--bind", str(files.work), WORK)
+            + (() if spec.root else self._below_tmp),
+            folder=WORK,
+            command=(*_as_user(self._setpriv, files), *_shell(command)),
+            shared_memory_bytes=spec.memory_bytes // 2,
+            network=spec.network,
         )
+        with enclosed(self._program, found, user_namespace=not self.private_user) as made:
+            yield PreparedRun(
+                argv=made.argv,
+                environment=_environment(command, WORK, ":".join([*path, _SYSTEM_PATH])),
+                rlimits=_limits(spec, own_processes=2),
+                wrapper_processes=2,
+                pass_fds=made.pass_fds,
+            )
+
+
+def _accounts(files: WorkDirectory) -> Iterator[str]:
+    for name in ("passwd", "group"):
+        yield from ("--ro-bind", str(files.path / name), f"/etc/{name}")
+    yield from ("--dir", "/home")
+
+
+def _as_user(setpriv: str | None, files: WorkDirectory) -> tuple[str, ...]:
+    """What a command begins with where its sandbox has a user of its own."""
+    if files.uid is None:
+        return ()
+    assert setpriv is not None
+    return (
+        setpriv,
+        "--reuid",
+        str(files.uid),
+        "--regid",
+        str(files.uid),
+        "--clear-groups",
+        "--no-new-privs",
+        "--inh-caps=-all",
+    )
 
 
 def _host_root() -> Iterator[str]:
@@ -161,7 +173,8 @@ class ApptainerKind:
     def __init__(self, program: str) -> None:
         self._program = program
 
-    def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> PreparedCommand:
+    @contextmanager
+    def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> Iterator[PreparedRun]:
         if not spec.root:
             raise HeddleError("sandbox: the kind apptainer needs root=IMAGE, a .sif file or a directory")
         arguments = [self._program, "exec", "--containall", "--cleanenv", "--no-home", "--no-privs"]
@@ -173,12 +186,11 @@ class ApptainerKind:
         for name, value in sorted(inside.items()):
             if name != "HOME":  # Apptainer sets it by itself, and warns about it
                 arguments += ["--env", f"{name}={value}"]
-        return PreparedCommand(
+        yield PreparedRun(
             argv=(*arguments, spec.root, *_shell(command)),
             environment={"PATH": _SYSTEM_PATH + ":/usr/sbin:/sbin", "HOME": str(files.tmp)},
-            folder="/",
-            limits=_limits(spec, own_processes=3),
-            own_processes=3,
+            rlimits=_limits(spec, own_processes=3),
+            wrapper_processes=3,
         )
 
 
@@ -191,29 +203,23 @@ class ProcessKind:
         self._setpriv = setpriv
         self.private_user = os.geteuid() == 0
 
-    def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> PreparedCommand:
+    @contextmanager
+    def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> Iterator[PreparedRun]:
         if spec.root:
             raise HeddleError("sandbox: the kind process has no root of its own: use bubblewrap or apptainer")
-        arguments: list[str] = []
-        if files.uid is not None:
-            assert self._setpriv is not None
-            arguments += [self._setpriv, "--reuid", str(files.uid), "--regid", str(files.uid)]
-            arguments += ["--clear-groups", "--no-new-privs"]
         path = [f"{prefix}/bin" for prefix in reversed(_python_prefixes()) if _open_to(prefix, files)]
         environment: Mapping[str, str] = {
             **_environment(command, str(files.work), ":".join([*path, _SYSTEM_PATH])),
             "TMPDIR": str(files.tmp),
         }
-        return PreparedCommand(
-            argv=(*arguments, *_shell(command)),
+        limits = _limits(spec, own_processes=0)
+        if files.uid is None:  # the user's other processes would count
+            del limits["RLIMIT_NPROC"]
+        yield PreparedRun(
+            argv=(*_as_user(self._setpriv, files), *_shell(command)),
             environment=environment,
             folder=str(files.work),
-            # Without a user id of its own, the user's other processes would count.
-            limits={
-                name: value
-                for name, value in _limits(spec, 0).items()
-                if name != "RLIMIT_NPROC" or files.uid is not None
-            },
+            rlimits=limits,
         )
 
 

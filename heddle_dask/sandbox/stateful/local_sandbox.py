@@ -78,9 +78,9 @@ class LocalSandbox:
                 service.freeze()
 
     async def _run(self, command: Command) -> ExecResult:
-        prepared = self._kind.prepare(command, self._files, self._spec)
         allowed = await self._allowed()
-        started = await SupervisedCommand.start(prepared, self._spec, command.cores, outlives=bool(command.service))
+        with self._kind.prepare(command, self._files, self._spec) as prepared:
+            started = await SupervisedCommand.start(prepared, self._spec, command.cores, outlives=bool(command.service))
         if command.service:
             return await self._keep(command.service, started)
         result = await started.until_end(command.timeout_s, self._accounting, self._files.usage, allowed)

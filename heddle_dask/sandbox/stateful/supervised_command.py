@@ -10,12 +10,11 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from heddle_dask.isolation.granted import granted
-from heddle_dask.sandbox.confinement import DiskUsage
-from heddle_dask.sandbox.process_accounting import ProcessAccounting, until_over
+from heddle_dask.sandbox.confinement import DiskUsage, PreparedRun
+from heddle_dask.sandbox.process_accounting import Allowed, ProcessAccounting, until_over
 from heddle_dask.sandbox.stateful import supervisor
 from heddle_dask.sandbox.stateful.contract import EndedBy, ExecResult, SandboxFailed, SandboxSpec
 
@@ -75,30 +74,11 @@ class KeptOutput:
 _END_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedCommand:
-    """How a command is started.
-
-    Attributes
-    ----------
-    limits
-        By names of the `resource` module.
-    own_processes
-        Processes and threads of the confinement itself, which do not count.
-    """
-
-    argv: tuple[str, ...]
-    environment: Mapping[str, str]
-    folder: str
-    limits: Mapping[str, int]
-    own_processes: int = 0
-
-
 class SupervisedCommand:
     """A command that runs. Make it with `start`, and always `end` it."""
 
     def __init__(
-        self, process: asyncio.subprocess.Process, status: int, prepared: PreparedCommand, spec: SandboxSpec
+        self, process: asyncio.subprocess.Process, status: int, prepared: PreparedRun, spec: SandboxSpec
     ) -> None:
         self._process = process
         self._status = status
@@ -116,7 +96,7 @@ class SupervisedCommand:
 
     @classmethod
     async def start(
-        cls, prepared: PreparedCommand, spec: SandboxSpec, cores: Sequence[int], *, outlives: bool = False
+        cls, prepared: PreparedRun, spec: SandboxSpec, cores: Sequence[int], *, outlives: bool = False
     ) -> SupervisedCommand:
         """Start a command.
 
@@ -131,7 +111,7 @@ class SupervisedCommand:
             "environment": dict(prepared.environment),
             "folder": prepared.folder,
             "cores": list(cores),
-            "limits": dict(prepared.limits),
+            "limits": dict(prepared.rlimits),
             "status": writing,
         }
         try:
@@ -141,7 +121,7 @@ class SupervisedCommand:
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                pass_fds=(writing,),
+                pass_fds=(writing, *prepared.pass_fds),
                 env={"LANG": "C.UTF-8"},
                 cwd="/",
                 start_new_session=True,
@@ -183,11 +163,9 @@ class SupervisedCommand:
         watch = asyncio.ensure_future(
             until_over(
                 lambda: accounting.tree_usage(self.pid),
-                self._prepared.own_processes + 1,  # the supervisor
-                self._spec.max_processes,
-                self._spec.memory_bytes,
+                self._prepared.wrapper_processes + 1,  # the supervisor
+                Allowed(self._spec.max_processes, self._spec.memory_bytes, allowed),
                 lambda _: disk(),
-                allowed,
             )
         )
         exited = asyncio.ensure_future(self._process.wait())

@@ -53,7 +53,7 @@ class WorkDirectory:
         self.path.mkdir(mode=0o711)
         owner = {"pid": os.getpid(), "started": start_of(os.getpid()), "host": os.uname().nodename}
         (self.path / _OWNER).write_text(json.dumps(owner))
-        uid, gid = (os.getuid(), os.getgid()) if self.uid is None else (self.uid, self.uid)
+        uid, gid = (1000, 1000) if self.uid is None else (self.uid, self.uid)
         (self.path / "passwd").write_text(f"root:x:0:0::/:/bin/sh\nagent:x:{uid}:{gid}::/home/agent:/bin/sh\n")
         (self.path / "group").write_text(f"root:x:0:\nagent:x:{gid}:\n")
 
