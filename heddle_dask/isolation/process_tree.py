@@ -28,10 +28,28 @@ class ProcessStat(NamedTuple):
     started: int
     resident_pages: int
 
+    @property
+    def alive(self) -> bool:
+        """Whether any of its threads lives: the first, whose state this is, may have ended before the others."""
+        return self.state not in "ZX" or self.threads > 1
+
 
 def stat_of(pid: int) -> ProcessStat | None:
+    found = _stat(f"/proc/{pid}/stat")
+    if found is None or found.state not in "ZX" or found.threads == 1:
+        return found
+    # Its first thread has ended, and has no memory any longer: another one has.
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for name in os.listdir(f"/proc/{pid}/task"):
+            other = _stat(f"/proc/{pid}/task/{name}/stat")
+            if other is not None and other.state not in "ZX":
+                return found._replace(resident_pages=other.resident_pages)
+    return found
+
+
+def _stat(path: str) -> ProcessStat | None:
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
+        with open(path, "rb") as file:
             # The name, in parentheses, may hold spaces and parentheses itself.
             fields = file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
@@ -44,7 +62,7 @@ def stat_of(pid: int) -> ProcessStat | None:
 def start_of(pid: int) -> int:
     """Start time of a live process in clock ticks since boot; 0 without one. A pid alone is used again."""
     found = stat_of(pid)
-    return 0 if found is None or found.state in "ZX" else found.started
+    return 0 if found is None or not found.alive else found.started
 
 
 def live_processes() -> dict[int, ProcessStat]:
@@ -53,7 +71,7 @@ def live_processes() -> dict[int, ProcessStat]:
     for name in os.listdir("/proc"):
         if name.isdigit():
             each = stat_of(int(name))
-            if each is not None and each.state not in "ZX":
+            if each is not None and each.alive:
                 found[int(name)] = each
     return found
 

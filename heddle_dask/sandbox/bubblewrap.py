@@ -7,7 +7,6 @@ of the host (`Interpreter`).
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import sysconfig
@@ -151,10 +150,7 @@ class Bubblewrap:
 
 def _disk_usage(pids: Sequence[int]) -> DiskUsage | None:
     """Usage of the tmpfs that the processes inside see. `bwrap` can limit its bytes, not its number of files."""
-    for pid in pids:
-        with contextlib.suppress(OSError):  # it has ended, or this process may not look into it
-            return tmpfs_usage(f"/proc/{pid}/root/tmp")
-    return None
+    return max(tmpfs_usage(pids, "/tmp").values(), key=lambda usage: usage.files, default=None)
 
 
 def _root(interpreter: Interpreter) -> Iterator[str]:

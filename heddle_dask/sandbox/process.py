@@ -24,7 +24,7 @@ from heddle_dask.isolation.granted import Granted, granted
 from heddle_dask.sandbox.confinement import DiskUsage, PreparedRun
 from heddle_dask.sandbox.inside import READY
 from heddle_dask.sandbox.outcome import Cause, RawRun, SandboxLimits
-from heddle_dask.sandbox.process_accounting import Allowed, ProcessAccounting, scan, until_over
+from heddle_dask.sandbox.process_accounting import Allowed, Pace, ProcessAccounting, scan, until_over
 
 _CHUNK_BYTES = 65536
 
@@ -191,9 +191,10 @@ async def _watch(prepared: PreparedRun, root: int, limits: SandboxLimits, accoun
     own = prepared.wrapper_processes
     over = await until_over(
         lambda: accounting.usage(prepared, root),
-        own,
+        lambda: own,
         Allowed(limits.processes, limits.memory_bytes, DiskUsage(limits.disk_bytes, limits.files)),
-        lambda pids: prepared.disk_usage(pids[own:]),
+        prepared.disk_usage,
+        Pace(),
     )
     return "files" if over == "disk" else over
 

@@ -6,6 +6,7 @@ All runs of an event loop share one scan of /proc, made in a thread if the last 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 from collections import defaultdict
@@ -56,9 +57,10 @@ class ProcessAccounting:
         """Usage of the run with first process `root`, at most `period_s` old."""
         return usage_of(await self._recent(), prepared.owned_uid, root)
 
-    async def tree_usage(self, root: int) -> Usage:
-        """Usage of `root` and all processes below it, at most `period_s` old."""
-        return usage_of(await self._recent(), None, root)
+    async def tree_usage(self, *roots: int) -> Usage:
+        """Usage of these processes and all below them, at most `period_s` old."""
+        facts = await self._recent()
+        return _sum([entry for root in roots for entry in _tree(facts, root)])
 
     async def _recent(self) -> Sequence[ProcessFacts]:
         async with self._taking:
@@ -70,9 +72,12 @@ class ProcessAccounting:
 
 def usage_of(facts: Sequence[ProcessFacts], owned_uid: int | None, root: int) -> Usage:
     """Sum over the processes with the given user id; without one, over `root` and its descendants."""
-    members = _tree(facts, root)
-    if owned_uid is not None:
-        members = [entry for entry in facts if entry.uid == owned_uid]
+    if owned_uid is None:
+        return _sum(_tree(facts, root))
+    return _sum([entry for entry in facts if entry.uid == owned_uid])
+
+
+def _sum(members: Sequence[ProcessFacts]) -> Usage:
     return Usage(
         pids=tuple(entry.pid for entry in members),
         threads=sum(entry.threads for entry in members),
@@ -89,25 +94,53 @@ class Allowed:
     disk: DiskUsage
 
 
+class Pace:
+    """When to look next: soon after a start, then more rarely; only time in which something runs counts."""
+
+    def __init__(self) -> None:
+        self._period_s = _FIRST_LOOK_S
+        self._left_s = _FIRST_LOOK_S
+
+    def begin(self) -> None:
+        """Something has begun to run."""
+        self._period_s = _FIRST_LOOK_S
+        self._left_s = min(self._left_s, _FIRST_LOOK_S)
+
+    async def until_due(self) -> None:
+        begun_s = time.monotonic()
+        try:
+            await asyncio.sleep(self._left_s)
+        finally:
+            self._left_s = max(0.0, self._left_s - (time.monotonic() - begun_s))
+
+    def looked(self) -> None:
+        self._period_s = min(_LONGEST_LOOK_S, self._period_s * 1.5)
+        self._left_s = self._period_s
+
+
 async def until_over(
     look: Callable[[], Awaitable[Usage]],
-    own_threads: int,
+    own_threads: Callable[[], int],
     allowed: Allowed,
     disk: Callable[[Sequence[int]], DiskUsage | None],
+    pace: Pace,
 ) -> Limit:
-    """Wait until a run exceeds a limit as a whole; checks become rarer as the run gets longer.
+    """Wait until a sandbox exceeds a limit as a whole.
 
     Parameters
     ----------
+    look
+        Usage of all that runs in it.
     own_threads
-        Threads of the confinement itself, which do not count.
+        Threads of the confinement itself among these, which do not count.
+    pace
+        Of this sandbox. Where one watch follows another, the second looks when the first would have.
     """
-    pause_s = _FIRST_LOOK_S
     while True:
-        await asyncio.sleep(pause_s)
-        pause_s = min(_LONGEST_LOOK_S, pause_s * 1.5)
+        await pace.until_due()
         usage = await look()
-        over = await asyncio.to_thread(exceeded, usage, own_threads, allowed, disk)
+        over = await asyncio.to_thread(exceeded, usage, own_threads(), allowed, disk)
+        pace.looked()
         if over:
             return over
 
@@ -133,30 +166,34 @@ def exceeded(
 
 
 def shared_memory(pids: Sequence[int]) -> dict[int, DiskUsage]:
-    """What the private ``/dev/shm`` of these processes hold, by device; that of this machine is not theirs."""
+    """What the private ``/dev/shm`` of these processes hold, by device."""
+    return tmpfs_usage(pids, SHARED_MEMORY)
+
+
+def tmpfs_usage(pids: Sequence[int], place: str) -> dict[int, DiskUsage]:
+    """What is in the file systems that these processes see at a place, by device; that of this machine is left out.
+
+    Of a tmpfs, files that are deleted and still open are counted too.
+    """
     found: dict[int, DiskUsage] = {}
+    own = _device(place)
     for pid in pids:
-        place = f"/proc/{pid}/root{SHARED_MEMORY}"
-        try:
-            device = os.stat(place).st_dev
-            if device not in found and device != _device_of_this_machine():
-                found[device] = tmpfs_usage(place)
-        except OSError:  # it has ended, or this process may not look into it
-            continue
+        inside = f"/proc/{pid}/root{place}"
+        device = _device(inside)
+        # That of this machine: it is not confined, or not yet. None: it has ended, or may not be looked into.
+        if device is not None and device != own and device not in found:
+            with contextlib.suppress(OSError):
+                tmpfs = os.statvfs(inside)
+                used_bytes = (tmpfs.f_blocks - tmpfs.f_bfree) * tmpfs.f_frsize
+                found[device] = DiskUsage(used_bytes, tmpfs.f_files - tmpfs.f_ffree)
     return found
 
 
-def _device_of_this_machine() -> int:
+def _device(path: str) -> int | None:
     try:
-        return os.stat(SHARED_MEMORY).st_dev
+        return os.stat(path).st_dev
     except OSError:
-        return 0
-
-
-def tmpfs_usage(place: str) -> DiskUsage:
-    """Bytes and files of a whole tmpfs, of deleted files that are still open too."""
-    tmpfs = os.statvfs(place)
-    return DiskUsage((tmpfs.f_blocks - tmpfs.f_bfree) * tmpfs.f_frsize, tmpfs.f_files - tmpfs.f_ffree)
+        return None
 
 
 def proportional_bytes(pids: Sequence[int], left_out: Collection[int] = ()) -> int | None:
@@ -173,7 +210,8 @@ def proportional_bytes(pids: Sequence[int], left_out: Collection[int] = ()) -> i
     total = 0
     for pid in pids:
         try:
-            with open(f"/proc/{pid}/smaps" if left_out else f"/proc/{pid}/smaps_rollup", "rb") as file:
+            thread = os.listdir(f"/proc/{pid}/task")[-1]  # the first may have ended before the others
+            with open(f"/proc/{pid}/task/{thread}/smaps{'' if left_out else '_rollup'}", "rb") as file:
                 total += _proportional(file, left_out)
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended meanwhile

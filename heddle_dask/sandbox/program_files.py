@@ -13,6 +13,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from heddle_dask.core.errors import HeddleError
@@ -66,13 +67,25 @@ def disk_usage(folder: str) -> DiskUsage:
                     files += 1
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(entry.path)
-                        continue
                     with contextlib.suppress(FileNotFoundError):
                         used_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
                 return DiskUsage(_TOO_DEEP_BYTES, files)
     return DiskUsage(used_bytes, files)
+
+
+def deleted_usage(pids: Iterable[int], device: int) -> DiskUsage:
+    """Usage of files on a device that these processes have open, and that are in no folder any more."""
+    found: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended, or this process may not look into it
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    facts = os.stat(f"/proc/{pid}/fd/{name}")
+                    if facts.st_nlink == 0 and facts.st_dev == device:
+                        found[facts.st_ino] = facts.st_blocks * 512
+    return DiskUsage(sum(found.values()), len(found))
 
 
 def remove(folder: str) -> None:

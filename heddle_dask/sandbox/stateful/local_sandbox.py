@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.sandbox.confinement import DiskUsage
-from heddle_dask.sandbox.process_accounting import ProcessAccounting
+from heddle_dask.sandbox.process_accounting import Allowed, Limit, Pace, ProcessAccounting, until_over
 from heddle_dask.sandbox.program_files import directory_of_user
 from heddle_dask.sandbox.stateful.contract import (
     MIB,
@@ -53,6 +53,8 @@ class LocalSandbox:
         self._accounting = accounting
         self._files = WorkDirectory(base, name, private_user=kind.private_user)
         self._services: dict[str, SupervisedCommand] = {}
+        self._held: dict[SupervisedCommand, None] = {}  # all that lives in it: the command and the services
+        self._pace = Pace()
         self._stopped = False
         self._was_full = False
 
@@ -67,25 +69,59 @@ class LocalSandbox:
             raise SandboxFailed(f"sandbox {self._kind.name} does not work here: {probe.text[:300]!r}")
 
     async def exec(self, command: Command) -> ExecResult:
+        """See the contract. A limit that all in the sandbox exceed together ends all: the command and the services."""
         if self._stopped:
             raise SandboxFailed("sandbox: it was stopped")
-        for service in self._services.values():
-            service.thaw(command.cores)
+        allowed = Allowed(self._spec.max_processes, self._spec.memory_bytes, await self._allowed())
+        self._pace.begin()
+        watch = asyncio.ensure_future(
+            until_over(
+                lambda: self._accounting.tree_usage(*(each.pid for each in self._held)),
+                lambda: sum(each.own_threads for each in self._held),
+                allowed,
+                self._files.usage,
+                self._pace,
+            )
+        )
+        watch.add_done_callback(self._stop_for)
         try:
+            await self._tell_services(lambda service: service.thaw(command.cores))
             return await self._run(command)
         finally:
-            for service in self._services.values():
-                service.freeze()
+            watch.cancel()
+            await asyncio.shield(self._tell_services(SupervisedCommand.freeze))
+
+    def _stop_for(self, watch: asyncio.Future[Limit]) -> None:
+        if not watch.cancelled() and watch.exception() is None:
+            self._was_full = self._was_full or watch.result() == "disk"
+            for each in self._held:
+                each.stop_for(watch.result())
+
+    async def _tell_services(self, tell: Callable[[SupervisedCommand], Awaitable[bool]]) -> None:
+        """Freeze or thaw the services; those that have ended, or do not obey, or are to stop, are ended."""
+        services = list(self._services.items())
+        obeyed = await asyncio.gather(*(tell(service) for _, service in services))
+        for (name, service), fine in zip(services, obeyed, strict=True):
+            if not fine or service.to_stop:
+                del self._services[name]
+                self._held.pop(service, None)
+                await service.end()
 
     async def _run(self, command: Command) -> ExecResult:
-        allowed = await self._allowed()
         with self._kind.prepare(command, self._files, self._spec) as prepared:
-            started = await SupervisedCommand.start(prepared, self._spec, command.cores, outlives=bool(command.service))
+            started = await SupervisedCommand.start(prepared, self._spec, command.cores, service=bool(command.service))
+        self._held[started] = None
         if command.service:
-            return await self._keep(command.service, started)
-        result = await started.until_end(command.timeout_s, self._accounting, self._files.usage, allowed)
-        self._was_full = result.ended_by == "disk" or self._was_full
-        return self._without_places(result)
+            before = self._services.pop(command.service, None)
+            self._services[command.service] = started
+            if before is not None:
+                self._held.pop(before, None)
+                await before.end()
+            return ExecResult(0)
+        try:
+            return self._without_places(await started.until_end(command.timeout_s))
+        finally:
+            self._held.pop(started, None)
 
     async def _allowed(self) -> DiskUsage:
         """What the files may take: where they take too much, no more, so that a command can delete some."""
@@ -95,14 +131,6 @@ class LocalSandbox:
         used = await asyncio.to_thread(self._files.usage)
         self._was_full = used.used_bytes > limit.used_bytes or used.files > limit.files
         return DiskUsage(max(limit.used_bytes, used.used_bytes), max(limit.files, used.files))
-
-    async def _keep(self, name: str, started: SupervisedCommand) -> ExecResult:
-        """A service that has not ended at once goes on until the sandbox is stopped."""
-        before = self._services.pop(name, None)
-        if before is not None:
-            await before.end()
-        self._services[name] = started
-        return ExecResult(0)
 
     def _without_places(self, result: ExecResult) -> ExecResult:
         """The outputs without what differs between two sandboxes with the same files: path and user id."""

@@ -10,11 +10,11 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from heddle_dask.isolation.granted import granted
-from heddle_dask.sandbox.confinement import DiskUsage, PreparedRun
-from heddle_dask.sandbox.process_accounting import Allowed, ProcessAccounting, until_over
+from heddle_dask.sandbox.confinement import PreparedRun
 from heddle_dask.sandbox.stateful import supervisor
 from heddle_dask.sandbox.stateful.contract import EndedBy, ExecResult, SandboxFailed, SandboxSpec
 
@@ -75,45 +75,45 @@ _END_S = 10.0
 
 
 class SupervisedCommand:
-    """A command that runs. Make it with `start`, and always `end` it."""
+    """A command that runs. Make it with `start`, and always `end` it.
+
+    Attributes
+    ----------
+    own_threads
+        Of the supervisor and of the confinement, which do not count.
+    """
 
     def __init__(
-        self, process: asyncio.subprocess.Process, status: int, prepared: PreparedRun, spec: SandboxSpec
+        self, process: asyncio.subprocess.Process, status: asyncio.StreamReader, own_threads: int, output_bytes: int
     ) -> None:
         self._process = process
-        self._status = status
+        self.own_threads = own_threads
         self._exit_code: int | None = None
-        self._prepared = prepared
-        self._spec = spec
+        self._over: asyncio.Future[EndedBy] = asyncio.get_running_loop().create_future()
+        self._answers: asyncio.Queue[str] = asyncio.Queue()
         self._started_s = time.monotonic()
-        self._outputs = (KeptOutput(spec.output_bytes), KeptOutput(spec.output_bytes))
+        self._outputs = (KeptOutput(output_bytes), KeptOutput(output_bytes))
         assert process.stdout is not None and process.stderr is not None
         streams = (process.stdout, process.stderr)
         self._reading = [
             asyncio.ensure_future(output.read_from(stream))
             for output, stream in zip(self._outputs, streams, strict=True)
         ]
+        self._reading.append(asyncio.ensure_future(self._read_status(status)))
 
     @classmethod
     async def start(
-        cls, prepared: PreparedRun, spec: SandboxSpec, cores: Sequence[int], *, outlives: bool = False
+        cls, prepared: PreparedRun, spec: SandboxSpec, cores: Sequence[int], *, service: bool = False
     ) -> SupervisedCommand:
         """Start a command.
 
         Parameters
         ----------
-        outlives
-            Whether it lives on after the action that starts it: that one cannot hold it to its limits then.
+        service
+            Whether it is one: it is stopped before its first instruction, and lives on after the action that starts it,
+            which cannot hold it to its limits therefore.
         """
         reading, writing = os.pipe()
-        order = {
-            "argv": list(prepared.argv),
-            "environment": dict(prepared.environment),
-            "folder": prepared.folder,
-            "cores": list(cores),
-            "limits": dict(prepared.rlimits),
-            "status": writing,
-        }
         try:
             process = await asyncio.create_subprocess_exec(
                 getattr(sys, "_base_executable", sys.executable),
@@ -128,18 +128,32 @@ class SupervisedCommand:
             )
         except OSError as error:
             os.close(reading)
-            raise SandboxFailed(f"sandbox: no process for its command: {error.strerror}") from error
-        except asyncio.CancelledError:
-            os.close(reading)
-            raise
+            raise SandboxFailed(f"sandbox: no process could be started: {error.strerror}") from error
         finally:
             os.close(writing)
-        command = cls(process, reading, prepared, spec)
-        given = granted()
-        if given is not None and not outlives:
+        status = asyncio.StreamReader()
+        pipe = os.fdopen(reading, "rb", 0)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(status), pipe)
+        command = cls(process, status, prepared.wrapper_processes + 1, spec.output_bytes)
+        given = None if service else granted()
+        if given is not None:
             given.adopt(process.pid)  # it has no order yet: all that it starts is held too
+        order = marshal.dumps(
+            {
+                "argv": list(prepared.argv),
+                "environment": dict(prepared.environment),
+                "folder": prepared.folder,
+                "cores": list(cores),
+                "limits": dict(prepared.rlimits),
+                "status": writing,
+                "frozen": service,
+            }
+        )
         assert process.stdin is not None
-        process.stdin.write(marshal.dumps(order))
+        process.stdin.write(len(order).to_bytes(4, "big") + order)
+        if service and not await command._answered("frozen"):
+            await command.end()
+            raise SandboxFailed("sandbox: a service did not start")
         return command
 
     @property
@@ -152,30 +166,21 @@ class SupervisedCommand:
         """Whether the command has ended with all its processes."""
         return self._process.returncode is not None
 
-    async def until_end(
-        self,
-        timeout_s: float,
-        accounting: ProcessAccounting,
-        disk: Callable[[], DiskUsage],
-        allowed: DiskUsage,
-    ) -> ExecResult:
-        """Wait for its end, or end it at a limit; `allowed`: what the files may take."""
-        watch = asyncio.ensure_future(
-            until_over(
-                lambda: accounting.tree_usage(self.pid),
-                self._prepared.wrapper_processes + 1,  # the supervisor
-                Allowed(self._spec.max_processes, self._spec.memory_bytes, allowed),
-                lambda _: disk(),
-            )
-        )
+    @property
+    def to_stop(self) -> bool:
+        """Whether its sandbox has exceeded a limit."""
+        return self._over.done()
+
+    async def until_end(self, timeout_s: float) -> ExecResult:
+        """Wait for its end, or end it at its time or a limit (`stop_for`)."""
         exited = asyncio.ensure_future(self._process.wait())
         ended_by: EndedBy = ""
         try:
-            done, _ = await asyncio.wait({watch, exited}, timeout=timeout_s, return_when="FIRST_COMPLETED")
-            if exited not in done:
-                ended_by = watch.result() if watch in done else "timeout"
+            waits: set[asyncio.Future[Any]] = {self._over, exited}
+            await asyncio.wait(waits, timeout=timeout_s, return_when="FIRST_COMPLETED")
+            if not exited.done():
+                ended_by = self._over.result() if self._over.done() else "timeout"
         finally:
-            watch.cancel()
             exited.cancel()
             await self.end()
         return ExecResult(
@@ -185,6 +190,11 @@ class SupervisedCommand:
             seconds=time.monotonic() - self._started_s,
             ended_by=ended_by,
         )
+
+    def stop_for(self, limit: EndedBy) -> None:
+        """Let `until_end` end it, because its sandbox exceeds a limit."""
+        if not self._over.done():
+            self._over.set_result(limit)
 
     async def end(self) -> None:
         """Kill all that is left of it and read the rest of its outputs; a second call does nothing."""
@@ -196,41 +206,44 @@ class SupervisedCommand:
             pass
         finally:
             if not self.ended:
-                for pid in (*supervisor.below(self.pid), self.pid):
+                for pid in (*supervisor.states_below(self.pid), self.pid):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 for task in self._reading:
                     task.cancel()
-            self._read_status()
 
     async def _ended(self) -> None:
         await self._process.wait()
         await asyncio.gather(*self._reading, return_exceptions=True)
 
-    def _read_status(self) -> None:
-        """Read the exit code, which the supervisor has written before it ended, if it has."""
-        if self._status >= 0:
-            os.set_blocking(self._status, False)
-            with contextlib.suppress(BlockingIOError):
-                code = os.read(self._status, 16)
-                self._exit_code = int(code) if code else None
-            os.close(self._status)
-            self._status = -1
+    async def _read_status(self, status: asyncio.StreamReader) -> None:
+        async for line in status:
+            word, _, code = line.decode().strip().partition(" ")
+            if word == "exit":
+                self._exit_code = int(code)
+            else:
+                self._answers.put_nowait(word)
+        self._answers.put_nowait("")
 
     # -- services ----------------------------------------------------------------------------------
 
-    def freeze(self) -> None:
-        stopped: set[int] = set()
-        while fresh := [pid for pid in supervisor.below(self.pid) if pid not in stopped]:
-            for pid in fresh:
-                stopped.add(pid)
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGSTOP)
+    async def freeze(self) -> bool:
+        """Stop all its processes; False where that cannot be, or it has ended: then it is to be ended."""
+        return await self._told("freeze", "frozen")
 
-    def thaw(self, cores: Sequence[int]) -> None:
-        """Let its processes go on, on these cores."""
-        for pid in supervisor.below(self.pid):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                if cores:
-                    os.sched_setaffinity(pid, cores)
-                os.kill(pid, signal.SIGCONT)
+    async def thaw(self, cores: Sequence[int]) -> bool:
+        """Let its processes go on, on these cores; False where it has ended."""
+        return await self._told(f"thaw {','.join(map(str, cores))}", "thawed")
+
+    async def _told(self, order: str, answer: str) -> bool:
+        assert self._process.stdin is not None
+        if self.ended:
+            return False
+        self._process.stdin.write(order.encode() + b"\n")
+        return await self._answered(answer)
+
+    async def _answered(self, expected: str) -> bool:
+        try:
+            return await asyncio.wait_for(self._answers.get(), _END_S) == expected
+        except TimeoutError:
+            return False

@@ -6,7 +6,9 @@ from whatever cause, everything below this process is killed. It is a subreaper:
 loses its parent stays below it.
 
 Keys of the order: ``argv``, ``environment``, ``folder``, ``cores`` (list, empty: any), ``limits`` (name of
-`resource.RLIMIT_*` to value), ``status`` (file descriptor to which the exit code is written).
+`resource.RLIMIT_*` to value), ``status`` (file descriptor for answers), ``frozen`` (whether it starts stopped). More
+orders follow, each a line that is answered by a line: ``freeze`` by ``frozen`` once nothing below runs any longer, or
+by ``awake``; ``thaw 0,1`` (its cores) by ``thawed``. The last answer is ``exit CODE``.
 """
 
 from __future__ import annotations
@@ -17,15 +19,20 @@ import os
 import resource
 import select
 import signal
-import sys
 import time
 
 _SUBREAPER = 36
 _KILL_S = 8.0
+_FREEZE_S = 4.0
 
 
-def below(root: int) -> list[int]:
+def states_below(root: int) -> dict[int, str]:
+    """The live processes below `root` with the letters of their states.
+
+    A process whose first thread has ended, which looks like a dead one, lives as long as its other threads.
+    """
     children: dict[int, list[int]] = {}
+    states = {}
     for name in os.listdir("/proc"):
         if name.isdigit():
             try:
@@ -33,19 +40,78 @@ def below(root: int) -> list[int]:
                     fields = file.read().rpartition(b")")[2].split()
             except (FileNotFoundError, ProcessLookupError):
                 continue
-            if fields[0] not in (b"Z", b"X"):
+            if fields[0] not in (b"Z", b"X") or int(fields[17]) > 1:
                 children.setdefault(int(fields[1]), []).append(int(name))
+                states[int(name)] = fields[0].decode()
     found = list(children.get(root, ()))
     for pid in found:  # grows while it is read
         found.extend(children.get(pid, ()))
-    return found
+    return {pid: states[pid] for pid in found}
+
+
+def freeze() -> bool:
+    """Stop all below this process; True once none of them runs any longer.
+
+    One look at /proc is not enough: a process that runs may start another, behind the look. A process that sleeps in
+    the kernel and has the signal (``D``: it waits for a disk, or for a child that is stopped) runs no more of its code.
+    """
+    deadline_s = time.monotonic() + _FREEZE_S
+    signalled: set[int] = set()
+    quiet_looks = 0
+    while time.monotonic() < deadline_s:
+        states = states_below(os.getpid())
+        going = [pid for pid, state in states.items() if state not in "TtZ" and (state != "D" or pid not in signalled)]
+        going += [pid for pid, state in states.items() if state == "Z" and threads_run(pid)]
+        quiet_looks = 0 if going else quiet_looks + 1
+        if quiet_looks == 2:
+            return True
+        for pid in going:
+            signalled.add(pid)
+            try:
+                os.kill(pid, signal.SIGSTOP)
+            except ProcessLookupError:
+                continue
+    return False
+
+
+def threads_run(pid: int) -> bool:
+    """Whether a thread of a process whose first thread has ended is not stopped."""
+    for name in threads_of(pid):
+        try:
+            with open(f"/proc/{pid}/task/{name}/stat", "rb") as file:
+                if file.read().rpartition(b")")[2].split()[0] not in (b"T", b"t", b"Z", b"X"):
+                    return True
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return False
+
+
+def threads_of(pid: int) -> list[str]:
+    try:
+        return os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def thaw(cores: list[int]) -> None:
+    """Let all below this process go on, on these cores (none: where it was)."""
+    for pid in states_below(os.getpid()):
+        for name in threads_of(pid) if cores else ():
+            try:
+                os.sched_setaffinity(int(name), cores)
+            except OSError:
+                continue
+        try:
+            os.kill(pid, signal.SIGCONT)
+        except ProcessLookupError:
+            continue
 
 
 def kill_below(root: int) -> None:
     """Kill until no process is left below; what has ended is reaped."""
     deadline_s = time.monotonic() + _KILL_S
     while time.monotonic() < deadline_s:
-        victims = below(root)
+        victims = states_below(root)
         for pid in victims:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -77,6 +143,8 @@ def start(order: dict) -> int:  # type: ignore[type-arg]
             resource.setrlimit(kind, (value, value))
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.chdir(order["folder"])
+        if order["frozen"]:
+            os.kill(os.getpid(), signal.SIGSTOP)
         os.execve(order["argv"][0], order["argv"], order["environment"])
     except BaseException as error:
         os.write(2, f"sandbox: {order['argv'][0]}: {error}\n".encode())
@@ -98,17 +166,42 @@ def source() -> str:
         return file.read() + "\nmain()\n"
 
 
+def read_exactly(size: int) -> bytes:
+    """The next bytes of standard input; nothing more is taken, so that `select` sees what follows."""
+    content = b""
+    while len(content) < size:
+        chunk = os.read(0, size - len(content))
+        if not chunk:
+            raise SystemExit
+        content += chunk
+    return content
+
+
+def obey(line: str) -> str:
+    """Do what a later order says; the answer."""
+    word, _, cores = line.partition(" ")
+    if word == "freeze":
+        return "frozen" if freeze() else "awake"
+    thaw([int(each) for each in cores.split(",") if each])
+    return "thawed"
+
+
 def main() -> None:
     """Read the order, run the command, kill the rest."""
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    order = marshal.load(sys.stdin.buffer)
-    os.set_inheritable(order["status"], False)
+    order = marshal.loads(read_exactly(int.from_bytes(read_exactly(4), "big")))
+    status = order["status"]
+    os.set_inheritable(status, False)
     pid = start(order)
+    if order["frozen"]:
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        os.write(status, b"frozen\n")
     child = os.pidfd_open(pid)
     waits = select.poll()
     for descriptor in (0, child):
         waits.register(descriptor, select.POLLIN | select.POLLHUP)
+    begun = b""
     while True:
         ready = [descriptor for descriptor, _ in waits.poll(500)]
         if not ready:
@@ -116,8 +209,12 @@ def main() -> None:
             continue
         if child in ready:
             code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-            os.write(order["status"], str(code if code >= 0 else 128 - code).encode())
+            os.write(status, f"exit {code if code >= 0 else 128 - code}\n".encode())
             break
-        if not os.read(0, 4096):
+        chunk = os.read(0, 4096)
+        if not chunk:
             break
+        *lines, begun = (begun + chunk).split(b"\n")
+        for line in lines:
+            os.write(status, obey(line.decode()).encode() + b"\n")
     kill_below(os.getpid())
