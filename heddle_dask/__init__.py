@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from heddle_dask.environments.base import ActionFailed, Context, Environment, Reply, Reward, Task
     from heddle_dask.environments.function_tools import ToolAgent
     from heddle_dask.environments.rewards import RewardContext, Transcript
+    from heddle_dask.isolation.granted import report_use
     from heddle_dask.live.clusters.local import LocalRolloutCluster
     from heddle_dask.live.clusters.slurm.cluster import SlurmCluster
     from heddle_dask.live.driver.batch import Batch
@@ -80,6 +81,7 @@ _PLACES = {
     "Transcript": "heddle_dask.environments.rewards",
     "VllmOptions": "heddle_dask.engines.vllm_command",
     "http_call": "heddle_dask.apis.http_calls",
+    "report_use": "heddle_dask.isolation.granted",
     "rewarded": "heddle_dask.apis.rewarded",
 }
 
@@ -125,6 +127,7 @@ __all__ = [
     "Transcript",
     "VllmOptions",
     "http_call",
+    "report_use",
     "rewarded",
 ]
 

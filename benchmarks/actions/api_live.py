@@ -54,7 +54,7 @@ async def _live_row(model: str, quota: ApiQuota, trajectories: int, calls_each: 
         calls = len(server.begun_s)
         took_s = max(server.begun_s) - min(server.begun_s)
         # Without its last period, which need not be full.
-        at_quota_s = (-(-calls // window.calls) - 1) * window.seconds
+        at_quota_s = (-(-calls // window.most) - 1) * window.seconds
         used = at_quota_s / took_s
     within = "unknown" if quota.begins_within_s is None else f"{quota.begins_within_s:g} s"
     return ActionRow(
@@ -64,6 +64,6 @@ async def _live_row(model: str, quota: ApiQuota, trajectories: int, calls_each: 
         act_mean_s=statistics.fmean(acts),
         act_p99_s=sorted(acts)[int(0.99 * (len(acts) - 1))],
         step_s=took_s,
-        note=f"{calls} calls, {server.rejected} rejected, {used:.1%} of {window.calls} calls per {window.seconds:g} s; "
+        note=f"{calls} calls, {server.rejected} rejected, {used:.1%} of {window.most} calls per {window.seconds:g} s; "
         f"a call begins within: {within}",
     )

@@ -42,7 +42,7 @@ class ApiServer:
         if self.quota.concurrency and self.under_way >= self.quota.concurrency:
             return True
         return any(
-            sum(begun_s > now_s - window.seconds for begun_s in self.begun_s) >= window.calls
+            sum(begun_s > now_s - window.seconds for begun_s in self.begun_s) >= window.most
             for window in self.quota.windows
         )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from heddle_dask.core.quotas import RATE_LIMITED, UNAVAILABLE, SlidingWindow
+from heddle_dask.core.quotas import RATE_LIMITED, UNAVAILABLE, CountedCall, SlidingWindow
 from heddle_dask.core.resources import QuotaWindow
 from heddle_dask.sim.loop import VirtualTime
 
@@ -81,11 +81,11 @@ class SimulatedApi:
         for window in self._windows:
             window.advance(self._time.now_s)
         busy = self.traits.concurrency and self._running >= self.traits.concurrency
-        return not busy and all(window.counted < window.window.calls for window in self._windows)
+        return not busy and all(window.counted < window.most for window in self._windows)
 
     def _count(self) -> None:
         for window in self._windows:
-            window.add(self._time.now_s, 1)
+            window.add(CountedCall(self._time.now_s, 1))
 
     def _serve(self, answered: Answered) -> None:
         self._count()
@@ -108,7 +108,7 @@ class SimulatedApi:
         while self._queue and self._free():
             self._serve(self._queue.popleft())
         if self._queue and self._looks_at_s is None:
-            frees = [window.frees_s(1) for window in self._windows if window.counted >= window.window.calls]
+            frees = [window.frees_s(1) for window in self._windows if window.counted >= window.most]
             times = [each for each in frees if each is not None]
             if times:
                 self._looks_at_s = max(times)

@@ -13,6 +13,7 @@ import aiohttp
 
 from heddle_dask.environments.api_errors import RateLimited, Retry
 from heddle_dask.http_client import one_line_of, outside_session
+from heddle_dask.isolation.granted import report_use
 
 RATE_LIMIT_STATUS = 429
 PASSING_STATUSES = frozenset({408, 425, 500, 502, 503, 504})
@@ -85,7 +86,21 @@ async def http_call(
         raise Retry(line, retry_after_s=after_s)
     if answer.status >= 400:
         raise HttpRefused(line)
-    return HttpAnswer(answer.status, named, text)
+    found = HttpAnswer(answer.status, named, text)
+    if (tokens := tokens_of_reply(found)) is not None:
+        report_use(tokens)
+    return found
+
+
+def tokens_of_reply(answer: HttpAnswer) -> int | None:
+    """The tokens that a reply in OpenAI's form says to have used; None for another answer."""
+    if '"total_tokens"' not in answer.text:
+        return None
+    try:
+        total = answer.json()["usage"]["total_tokens"]
+    except (ValueError, LookupError, TypeError):
+        return None
+    return total if type(total) is int and total >= 0 else None
 
 
 def retry_after_s(header: str, now: datetime | None = None) -> float | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from heddle_dask.core import events as ev
 from heddle_dask.core import guards
@@ -11,8 +11,8 @@ from heddle_dask.core.commands import AbortAction, Command, GiveUpAction, Releas
 from heddle_dask.core.entities import NO_RESOURCES, Action, Host, Trajectory
 from heddle_dask.core.ids import HostId
 from heddle_dask.core.optional_parts import offers
-from heddle_dask.core.quotas import REPEATED, calls_of
-from heddle_dask.core.resources import GPUS, Resources
+from heddle_dask.core.quotas import NOTHING_SAID, REPEATED, calls_of
+from heddle_dask.core.resources import GPUS, Resources, use_text
 from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.sandboxes import Sandboxes
 from heddle_dask.core.service_copies import ServiceCopy
@@ -107,7 +107,7 @@ class Actions:
         for name, calls in calls_of(action.least):
             most = self.state.apis.of(name).quota.most_at_once
             if most is not None and most < calls:
-                return f"it needs {calls} calls of api {name} at once; its quota allows {most}"
+                return f"it needs {use_text(name, calls)} at once; its quota allows {use_text(name, most)}"
         return ""
 
     def _give_up_hopeless(self, waiting: Iterable[Action], at: float) -> list[Command]:
@@ -197,7 +197,7 @@ class Actions:
             return self.state.count_stale()
         ended = EndedAction(action.spec, action.resources, event.run_s, event.ok, event.cause)
         reports = self.calls.judge(action, event)
-        self._release(action, event.ran)
+        self._release(action, event.ran, {"tokens": event.used_tokens, "cost": event.used_cost})
         action.advance(ActionEvent.FINISHED)
         if event.ran and offers(self.allocation, ObservesActions):
             self.allocation.action_ended(ended)
@@ -214,13 +214,13 @@ class Actions:
         """A program needs its sandbox no longer."""
         return [*self.sandboxes.closed(event), *self.allocate()]
 
-    def _release(self, action: Action, ran: bool = True) -> None:
+    def _release(self, action: Action, ran: bool = True, used: Mapping[str, float | None] = NOTHING_SAID) -> None:
         assert action.host is not None, action.spec.action_id
         host = self.state.hosts[action.host]
         self.turns.ended(action)
         self.services.leave(action)
         host.give_back(action.resources)
-        self.state.apis.give_back(action.spec.action_id, action.resources, self.state.at, ran)
+        self.state.apis.give_back(action.spec.action_id, action.resources, self.state.at, ran, used)
         del host.running[action.spec.action_id]
         self.state.freed_hosts[action.host] = None
         action.host, action.resources = None, NO_RESOURCES

@@ -6,7 +6,7 @@ from heddle_dask.core.commands import NO_WAITS, Command, ReportApi, WakeUp
 from heddle_dask.core.entities import Action
 from heddle_dask.core.events import ActionFinished
 from heddle_dask.core.nouns import ActionRequest, ActionWaits
-from heddle_dask.core.quotas import backoff_s, calls_of
+from heddle_dask.core.quotas import apis_of, backoff_s
 from heddle_dask.core.resources import ApiQuota
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import BreakerState
@@ -22,8 +22,7 @@ class ApiCalls:
 
     def backoff_s(self, spec: ActionRequest) -> float:
         """Seconds until the repetition may start: the longest of its APIs; without one, that of a usual quota."""
-        names = [name for name, _ in calls_of(spec.demand.least)]
-        quotas = [self.state.apis.of(name).quota for name in names] or [ApiQuota("none")]
+        quotas = [self.state.apis.of(name).quota for name in apis_of(spec.demand.least)] or [ApiQuota("none")]
         return max(backoff_s(quota, spec.action_id, spec.attempt) for quota in quotas)
 
     def judge(self, action: Action, event: ActionFinished) -> list[Command]:
@@ -32,7 +31,7 @@ class ApiCalls:
         if not event.ran:
             return reports
         cause = "" if event.ok else event.cause or "raised"
-        for name, _ in calls_of(action.resources):
+        for name in apis_of(action.resources):
             api = self.state.apis.of(name)
             if api.judge(action.spec.action_id, cause, event.retry_after_s, event.at):
                 if api.breaker is BreakerState.OPEN:

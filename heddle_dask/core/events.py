@@ -200,6 +200,8 @@ class ActionFinished(Stamped):
         What ended it where it is not ok: ``"raised"``, ``"timeout"``, ``"memory"``, ``"rate-limited"``, …; empty: ok.
     retry_after_s
         Seconds for which an API asks to be left alone; None: it does not say.
+    used_tokens, used_cost
+        What its call of an API has used; None: it does not say.
     """
 
     action_id: ActionId
@@ -209,6 +211,8 @@ class ActionFinished(Stamped):
     ran: bool = True
     cause: str = ""
     retry_after_s: float | None = None
+    used_tokens: int | None = None
+    used_cost: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

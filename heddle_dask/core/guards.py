@@ -13,6 +13,7 @@ from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import DegreeRequest, StepRequest, TpDegreePlan
 from heddle_dask.core.quotas import calls_of
+from heddle_dask.core.resources import use_text
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import ActionState, EngineState, KvState, TrajectoryState
 from heddle_dask.core.view import Admit, Grant, Move, MoveRequest, Route
@@ -143,7 +144,7 @@ def check_grant(state: State, grant: Grant) -> None:
     for name, calls in calls_of(grant.resources):
         free = state.apis.free(name, state.at)
         if free is not None and free < calls:
-            raise GuardViolation(f"api {name} has {free} calls free, not {calls} for action {grant.action_id}")
+            raise GuardViolation(f"{use_text(name, free)} are free, not {calls} for action {grant.action_id}")
 
 
 def check_tp_degrees(request: DegreeRequest, plan: TpDegreePlan) -> None:

@@ -10,7 +10,18 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput, is_encodable, is_finite
 from heddle_dask.core.nouns import DurationProfile
-from heddle_dask.core.resources import CPU_POOL, CPUS, GPU_POOL, GPUS, MEMORY, Amounts, ResourceDemand, api_resource
+from heddle_dask.core.resources import (
+    CPU_POOL,
+    CPUS,
+    GPU_POOL,
+    GPUS,
+    MEMORY,
+    Amounts,
+    ResourceDemand,
+    api_resource,
+    meter_of,
+    steps_of,
+)
 
 Given = int | tuple[int, int] | Set[int]
 """A fixed amount, the smallest and the largest of a range, or a set of amounts."""
@@ -33,6 +44,9 @@ class Needs:
         Bytes, or a text such as ``"2 GiB"`` [default: 0, which reserves none].
     api
         Concurrent calls by API, ``{"search": 1}``; the API's quota is declared with the run [default: none].
+    tokens, cost
+        What the call is expected to use at most of its API, which is one, where a window of the quota counts that
+        [default: 0]. Another amount counts once it is known (`report_use`).
     pool
         Kind of worker that may run it [default: ``"gpu"`` with GPUs or a service, otherwise ``"cpu"``].
     service
@@ -55,6 +69,8 @@ class Needs:
     pool: str = ""
     service: str = ""
     profile: DurationProfile | None = None
+    tokens: int = 0
+    cost: float = 0.0
 
     def __post_init__(self) -> None:
         self.demand()
@@ -74,11 +90,24 @@ class Needs:
         listed = {CPUS: amounts_of("cpus", cpus), GPUS: amounts_of("gpus", self.gpus)}
         listed[MEMORY] = amounts_of("memory", memory)
         for name, calls in self.api.items():
+            if "#" in name:
+                raise BadInput(f"needs: api {name!r}: a name has no '#'")
             listed[api_resource(name)] = amounts_of(f"api {name}", calls)
+        listed.update(self._metered())
         elastic = [name for name, amounts in listed.items() if amounts.elastic]
         if len(elastic) > 1:
             raise BadInput(f"needs: {' and '.join(elastic)} are elastic; at most one resource may be")
         return ResourceDemand.of(listed)
+
+    def _metered(self) -> dict[str, Amounts]:
+        used = {"tokens": self.tokens, "cost": self.cost}
+        for unit, amount in used.items():
+            if not (is_finite(amount) and 0 <= amount < 2**40):
+                raise BadInput(f"needs: {unit} is {amount!r}: use a number from 0 to 2**40")
+        if any(used.values()) and len(self.api) != 1:
+            raise BadInput("needs: tokens and cost are those of one API: name it, api={'judge': 1}")
+        steps = {(api, unit): steps_of(unit, amount) for unit, amount in used.items() for api in self.api}
+        return {api_resource(meter_of(*each)): Amounts(amount, amount) for each, amount in steps.items()}
 
     @property
     def of_pool(self) -> str:

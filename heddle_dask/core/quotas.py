@@ -9,19 +9,22 @@ API sees no window with more calls than its quota.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from types import MappingProxyType
 from typing import Final
 
 from heddle_dask.core.ids import ActionId
-from heddle_dask.core.resources import ApiQuota, QuotaWindow, Resources, api_of
+from heddle_dask.core.resources import ApiQuota, QuotaWindow, Resources, api_of, steps_of, unit_of
 from heddle_dask.core.transitions import BREAKER, BreakerEvent, BreakerState
 
 RATE_LIMITED: Final = "rate-limited"
 UNAVAILABLE: Final = "unavailable"
 REPEATED = frozenset({RATE_LIMITED, UNAVAILABLE})
 """Causes of an `ActionFinished` after which the call is repeated."""
+
+NOTHING_SAID: Mapping[str, float | None] = MappingProxyType({})
 
 MAX_OPEN_DOUBLINGS = 5
 """A breaker whose probes fail stays open for twice as long each time, up to 2**5 times `ApiQuota.open_s`."""
@@ -39,6 +42,14 @@ def backoff_s(quota: ApiQuota, action_id: ActionId, attempt: int) -> float:
     return most_s * (0.5 + 0.5 * int.from_bytes(digest, "big") / 2**64)
 
 
+@dataclass(slots=True)
+class CountedCall:
+    """One call, or several of one action, in all windows of an account: from when, and how much."""
+
+    date_s: float
+    amount: int
+
+
 class SlidingWindow:
     """The calls that count in one window, by the time from which their period runs.
 
@@ -50,25 +61,33 @@ class SlidingWindow:
 
     def __init__(self, window: QuotaWindow) -> None:
         self.window = window
-        self.dated: deque[tuple[float, int]] = deque()
+        self.most = int(window.most)
+        self.dated: deque[CountedCall] = deque()
         self.counted = 0
+        self.at = 0.0
 
-    def add(self, date_s: float, calls: int) -> None:
-        """Count calls from `date_s` on; dates never go back."""
-        self.dated.append((date_s, calls))
-        self.counted += calls
+    def add(self, counted: CountedCall) -> None:
+        """Count a call from its date on; dates never go back."""
+        self.dated.append(counted)
+        self.counted += counted.amount
+
+    def settle(self, counted: CountedCall, used: int) -> None:
+        """A call has used another amount than was counted; before that is noted in `counted`."""
+        if counted.date_s + self.window.seconds > self.at:
+            self.counted += used - counted.amount
 
     def advance(self, at: float) -> None:
         """Drop the calls whose period is over at this time."""
-        while self.dated and self.dated[0][0] + self.window.seconds <= at:
-            self.counted -= self.dated.popleft()[1]
+        self.at = at
+        while self.dated and self.dated[0].date_s + self.window.seconds <= at:
+            self.counted -= self.dated.popleft().amount
 
     def frees_s(self, missing: int) -> float | None:
         """When `missing` more calls than now will have left the window; None: not by time alone."""
-        for date_s, calls in self.dated:
-            missing -= calls
+        for each in self.dated:
+            missing -= each.amount
             if missing <= 0:
-                return date_s + self.window.seconds
+                return each.date_s + self.window.seconds
         return None
 
 
@@ -106,6 +125,8 @@ class Api:
     ----------
     undated
         Those of them that may still reach the API: with the time of their start, in this order.
+    dated
+        The others of them, as they are counted.
     paused_until_s
         The API asked to be left alone until then.
     failures
@@ -125,6 +146,7 @@ class Api:
     blocked: BlockedSeconds = field(default_factory=BlockedSeconds)
     running: dict[ActionId, int] = field(default_factory=dict)
     undated: dict[ActionId, float] = field(default_factory=dict)
+    dated: dict[ActionId, CountedCall] = field(default_factory=dict)
     windows: list[SlidingWindow] = field(default_factory=list)
     paused_until_s: float = 0.0
     breaker: BreakerState = BreakerState.CLOSED
@@ -144,8 +166,8 @@ class Api:
         self.quota = quota
         self.windows = [SlidingWindow(window) for window in quota.windows]
         for window in self.windows:
-            for date_s, calls in () if longest is None else longest.dated:
-                window.add(date_s, calls)
+            for counted in () if longest is None else longest.dated:
+                window.add(counted)
 
     def advance(self, at: float) -> None:
         """Bring windows and breaker to this time."""
@@ -170,15 +192,16 @@ class Api:
         del self.undated[action_id]
         calls = self.running[action_id]
         self._undated_calls -= calls
+        counted = self.dated[action_id] = CountedCall(date_s, calls)
         for window in self.windows:
-            window.add(date_s, calls)
+            window.add(counted)
 
     def free(self, at: float) -> int | None:
         """Calls that may start now; None: any number."""
         self.advance(at)
         if self.breaker is BreakerState.OPEN or self.paused_until_s > at:
             return 0
-        limits = [w.window.calls - w.counted - self._undated_calls for w in self.windows]
+        limits = [each.most - each.counted - self._undated_calls for each in self.windows]
         if self.quota.concurrency:
             limits.append(self.quota.concurrency - self._calls)
         if self.breaker is BreakerState.HALF_OPEN:
@@ -201,7 +224,7 @@ class Api:
         if self.quota.concurrency and self.quota.concurrency - self._calls < calls:
             return None
         for window in self.windows:
-            missing = calls + window.counted + self._undated_calls - window.window.calls
+            missing = calls + window.counted + self._undated_calls - window.most
             if missing > 0:
                 frees_s = window.frees_s(missing)
                 if frees_s is None:
@@ -234,8 +257,14 @@ class Api:
             self.probes[action_id] = None
         self.advance(at)
 
-    def give_back(self, action_id: ActionId, at: float, ran: bool = True) -> None:
-        """The action has ended, or was lost with its host: its calls are over, or were never made (not `ran`)."""
+    def give_back(self, action_id: ActionId, at: float, ran: bool = True, used: int | None = None) -> None:
+        """The action has ended, or was lost with its host: its calls are over, or were never made (not `ran`).
+
+        Parameters
+        ----------
+        used
+            What it says that it has used, where that is not what it has declared; None: it does not say.
+        """
         self.advance(at)
         if action_id in self.undated:
             if ran:
@@ -243,6 +272,11 @@ class Api:
             else:
                 del self.undated[action_id]
                 self._undated_calls -= self.running[action_id]
+        counted = self.dated.pop(action_id, None)
+        if counted is not None and used is not None:
+            for window in self.windows:
+                window.settle(counted, used)
+            counted.amount = used
         self._calls -= self.running.pop(action_id)
         self.probes.pop(action_id, None)
         self.advance(at)
@@ -282,13 +316,16 @@ class Api:
         name = self.quota.name
         assert self._calls == sum(self.running.values()), name
         assert self._undated_calls == sum(self.running[each] for each in self.undated), name
+        assert {*self.undated, *self.dated} == self.running.keys(), name
         assert self.probes.keys() <= self.running.keys(), name
         for window in self.windows:
-            assert window.counted == sum(calls for _, calls in window.dated), name
+            assert window.counted == sum(each.amount for each in window.dated), name
 
 
 class ApiPool:
     """All APIs of a controller; one without a declared quota has no limit, but pauses and a breaker.
+
+    The tokens and the cost of an API (`METERS`) are accounts of their own, which neither pause nor break.
 
     Attributes
     ----------
@@ -302,11 +339,12 @@ class ApiPool:
 
     def declare(self, quota: ApiQuota) -> None:
         """A run declares a quota; the same one again changes nothing."""
-        known = self.apis.get(quota.name)
-        if known is None:
-            self.apis[quota.name] = Api(quota)
-        elif known.quota != quota:
-            known.replace_quota(quota)
+        for account in quota.accounts():
+            known = self.apis.get(account.name)
+            if known is None:
+                self.apis[account.name] = Api(account)
+            elif known.quota != account:
+                known.replace_quota(account)
 
     def of(self, name: str) -> Api:
         """The API of that name, without a limit where no run has declared one."""
@@ -344,10 +382,18 @@ class ApiPool:
         for name, calls in calls_of(resources):
             self.of(name).take(action_id, calls, at)
 
-    def give_back(self, action_id: ActionId, resources: Resources, at: float, ran: bool = True) -> None:
-        """The inverse of `take`; calls that were made still count in the windows."""
+    def give_back(
+        self,
+        action_id: ActionId,
+        resources: Resources,
+        at: float,
+        ran: bool = True,
+        used: Mapping[str, float | None] = NOTHING_SAID,
+    ) -> None:
+        """The inverse of `take`; calls that were made still count in the windows, with what they say to have used."""
         for name, _ in calls_of(resources):
-            self.of(name).give_back(action_id, at, ran)
+            said = used.get(unit_of(name))
+            self.of(name).give_back(action_id, at, ran, None if said is None else steps_of(unit_of(name), said))
 
     def next_s(self, at: float, patience_s: float) -> float | None:
         """The next time at which waiting actions may start, or have waited long enough; None: not by time alone."""
@@ -389,8 +435,13 @@ class ApiPool:
 
 
 def calls_of(resources: Resources) -> Iterator[tuple[str, int]]:
-    """The APIs among these resources, with their calls."""
+    """The APIs among these resources, with their calls; and the accounts of their meters, with tokens and cost."""
     for resource, calls in resources:
         name = api_of(resource)
         if name is not None:
             yield name, calls
+
+
+def apis_of(resources: Resources) -> list[str]:
+    """The APIs among these resources, without their meters."""
+    return [name for name, _ in calls_of(resources) if unit_of(name) == "calls"]

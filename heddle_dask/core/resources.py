@@ -7,9 +7,11 @@ cluster. Amounts are whole numbers: CPUs, GPUs, bytes, concurrent calls.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
 from heddle_dask.core.errors import BadInput, check_count, check_seconds, is_finite
 
@@ -32,6 +34,32 @@ def api_resource(name: str) -> str:
 def api_of(resource: str) -> str | None:
     """The name of the API of this resource; None for a resource of hosts."""
     return resource.removeprefix(_API_PREFIX) if resource.startswith(_API_PREFIX) else None
+
+
+METERS = {"tokens": 1, "cost": 1_000_000}
+"""What an API also counts, in whole steps for each unit: its account is a resource of its own beside that of calls."""
+
+
+def meter_of(api: str, unit: str) -> str:
+    """The name of the account of this unit of an API."""
+    return f"{api}#{unit}"
+
+
+def unit_of(name: str) -> str:
+    """The unit of an account: ``"calls"`` of an API, or one of `METERS`."""
+    return name.rpartition("#")[2] if "#" in name else "calls"
+
+
+def steps_of(unit: str, amount: float) -> int:
+    """An amount in the whole steps of an account, rounded up."""
+    return math.ceil(amount * METERS.get(unit, 1) - 1e-6)
+
+
+def use_text(name: str, amount: int) -> str:
+    """An amount of an account for people: ``4 calls of api search``, ``cost 0.25 of api judge``."""
+    api, unit = name.partition("#")[0], unit_of(name)
+    given = f"cost {amount / METERS[unit]:g}" if unit == "cost" else f"{amount} {unit}"
+    return f"{given} of api {api}"
 
 
 def amount_text(resource: str, amount: int) -> str:
@@ -191,12 +219,23 @@ def checked_pool(name: str) -> str:
     return name
 
 
+QuotaUnit = Literal["calls", "tokens", "cost"]
+
+
 @dataclass(frozen=True, slots=True)
 class QuotaWindow:
-    """At most `calls` calls begin in any period of `seconds` seconds (a sliding window)."""
+    """A sliding window: in any period of `seconds` seconds at most `most` calls begin, or tokens or cost are used.
 
-    calls: int
+    Attributes
+    ----------
+    unit
+        Of `most`. Tokens and cost are those that a call declares (``Needs(tokens=…, cost=…)``), and once it has ended,
+        those that it has used (`report_use`).
+    """
+
+    most: float
     seconds: float
+    unit: QuotaUnit = "calls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +277,17 @@ class ApiQuota:
         check_count(f"{at} concurrency", self.concurrency, least=0)
         check_count(f"{at} failures_to_open", self.failures_to_open)
         if isinstance(self.windows, str) or not isinstance(self.windows, Sequence):
-            raise BadInput(f"{at} windows is {self.windows!r}: use a list of QuotaWindow(calls, seconds)")
+            raise BadInput(f"{at} windows is {self.windows!r}: use a list of QuotaWindow(most, seconds)")
         object.__setattr__(self, "windows", tuple(self.windows))
         for window in self.windows:
             if not isinstance(window, QuotaWindow):
-                raise BadInput(f"{at} windows has {window!r}: use QuotaWindow(calls, seconds)")
-            check_count(f"{at} calls of a window", window.calls)
+                raise BadInput(f"{at} windows has {window!r}: use QuotaWindow(most, seconds)")
+            if window.unit not in get_args(QuotaUnit):
+                raise BadInput(f"{at} unit of a window is {window.unit!r}: use {', '.join(get_args(QuotaUnit))}")
+            if window.unit != "cost":
+                check_count(f"{at} {window.unit} of a window", window.most)
+            elif not (is_finite(window.most) and window.most >= 1e-6):
+                raise BadInput(f"{at} cost of a window is {window.most!r}: use a number from 0.000001 on")
             check_seconds(f"{at} seconds of a window", window.seconds)
         for name in ("backoff_s", "max_backoff_s", "open_s"):
             check_seconds(f"{at} {name}", getattr(self, name))
@@ -254,8 +298,15 @@ class ApiQuota:
     @property
     def most_at_once(self) -> int | None:
         """Most calls that can be under way at the same time; None: no limit."""
-        limits = [window.calls for window in self.windows]
+        limits = [int(window.most) for window in self.windows]
         return min([*limits, self.concurrency] if self.concurrency else limits, default=None)
+
+    def accounts(self) -> Iterator[ApiQuota]:
+        """The quota of its calls, and one of each meter, in whole steps: what is counted, each by itself."""
+        yield replace(self, windows=tuple(each for each in self.windows if each.unit == "calls"))
+        for unit, steps in METERS.items():
+            windows = (QuotaWindow(int(each.most * steps), each.seconds) for each in self.windows if each.unit == unit)
+            yield ApiQuota(meter_of(self.name, unit), 0, tuple(windows), self.begins_within_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
+from heddle_dask.core.errors import BadInput, is_finite
+
 CPUS_VARIABLE = "HEDDLE_CPUS"
 # Read by numeric libraries when they are loaded; the last by Python 3.13 and later (`os.cpu_count`).
 THREAD_VARIABLES = (
@@ -34,12 +36,15 @@ class Granted:
         Limit of its memory; 0: none.
     adopt
         Takes the pid of a process that was started for the action, and holds it to the limits of the action.
+    use
+        Takes tokens and cost that its call of an API has used (`report_use`).
     """
 
     cpus: int = 1
     cores: tuple[int, ...] = ()
     memory_bytes: int = 0
     adopt: Callable[[int], None] = field(default=lambda pid: None, repr=False, compare=False)
+    use: Callable[[int, float], None] = field(default=lambda tokens, cost: None, repr=False, compare=False)
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -69,6 +74,22 @@ _running: ContextVar[Granted | None] = ContextVar("heddle_granted", default=None
 def granted() -> Granted | None:
     """What the running action was granted; None outside of an action."""
     return _running.get()
+
+
+def report_use(tokens: int = 0, cost: float = 0.0) -> None:
+    """Say in a tool what its call of an API has used: that counts in the quota in place of what `Needs` declares.
+
+    Several reports of one action add up. `http_call` reports the tokens of replies in OpenAI's form by itself.
+
+    Raises
+    ------
+    BadInput
+        They are no such numbers.
+    """
+    if type(tokens) is not int or not (is_finite(cost) and 0 <= min(tokens, cost) <= max(tokens, cost) < 2**40):
+        raise BadInput(f"report_use: tokens is {tokens!r}, cost is {cost!r}: use numbers from 0 to 2**40")
+    if (given := granted()) is not None:
+        given.use(tokens, cost)
 
 
 @contextmanager

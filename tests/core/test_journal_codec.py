@@ -35,7 +35,7 @@ def anything_of(kind: type) -> st.SearchStrategy[Any]:
     if kind is RetryPolicy:  # it refuses most numbers
         return st.builds(RetryPolicy, max_losses=st.integers(0, 9), max_step_attempts=st.integers(1, 9))
     if kind is QuotaWindow:
-        return st.builds(QuotaWindow, calls=st.integers(1, 100), seconds=st.floats(0.001, 1e6))
+        return st.builds(QuotaWindow, most=st.integers(1, 100), seconds=st.floats(0.001, 1e6))
     if kind is ApiQuota:
         return st.builds(
             ApiQuota,

@@ -19,6 +19,8 @@ def test_a_call_needs_one_cpu_unless_it_says_more() -> None:
     assert Needs(cpus=0).demand() == ResourceDemand()
     assert Needs(gpus=2).demand() == ResourceDemand.of(gpus=2)
     assert Needs(api={"search": 1}).demand() == ResourceDemand.of({api_resource("search"): 1})
+    metered = Needs(api={"search": 1}, tokens=500, cost=0.0000012).demand()
+    assert dict(metered.least) == {"api:search": 1, "api:search#tokens": 500, "api:search#cost": 2}
 
 
 def test_needs_name_fixed_amounts_ranges_and_sets() -> None:
@@ -53,6 +55,11 @@ def test_the_pool_follows_from_the_needs() -> None:
         ({"memory": "9" * 400 + " TiB"}, "memory is"),
         ({"api": {"": 1}}, "api is"),
         ({"api": {"search": -1}}, "api search is -1"),
+        ({"api": {"search#tokens": 1}}, "api 'search#tokens': a name has no '#'"),
+        ({"api": {"search": 1}, "tokens": -1}, "tokens is -1"),
+        ({"api": {"search": 1}, "cost": float("nan")}, "cost is nan"),
+        ({"tokens": 5}, "tokens and cost are those of one API"),
+        ({"api": {"search": 1, "pages": 1}, "cost": 0.5}, "tokens and cost are those of one API"),
         ({"cpus": (1, 2), "gpus": {1, 2}}, "cpus and gpus are elastic"),
         ({"pool": 5}, "pool is 5"),
         ({"profile": 3.0}, "profile is 3.0"),

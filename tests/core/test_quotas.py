@@ -20,9 +20,18 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.errors import BadInput, GuardViolation
 from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
 from heddle_dask.core.journal_codec import decode, encode, replay
+from heddle_dask.core.needs import Needs
 from heddle_dask.core.nouns import ActionRequest
 from heddle_dask.core.quotas import RATE_LIMITED, UNAVAILABLE, Api, backoff_s
-from heddle_dask.core.resources import Amounts, ApiQuota, QuotaWindow, ResourceDemand, Resources, api_resource
+from heddle_dask.core.resources import (
+    Amounts,
+    ApiQuota,
+    QuotaUnit,
+    QuotaWindow,
+    ResourceDemand,
+    Resources,
+    api_resource,
+)
 from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.core.transitions import BreakerState
 from heddle_dask.core.view import ClusterView, Grant
@@ -32,10 +41,18 @@ SEARCH = "search"
 
 
 def call_of(
-    name: str, trajectory: str = "t", *, attempt: int = 0, api: str = SEARCH, calls: Amounts | int = 1
+    name: str,
+    trajectory: str = "t",
+    *,
+    attempt: int = 0,
+    api: str = SEARCH,
+    calls: Amounts | int = 1,
+    tokens: int = 0,
+    cost: float = 0.0,
 ) -> ActionRequest:
     """An action that makes calls of an API and needs nothing of its host."""
-    demand = ResourceDemand.of({api_resource(api): calls})
+    metered = Needs(api={api: 1}, tokens=tokens, cost=cost).demand()
+    demand = ResourceDemand.of({**dict(metered), api_resource(api): calls})
     return ActionRequest(ActionId(name), TrajectoryId(trajectory), "tool", "search", demand, attempt=attempt)
 
 
@@ -47,7 +64,7 @@ class KnownCalls:
     """Every call that ever started, and what follows from the definitions of the quota."""
 
     quota: ApiQuota
-    calls: dict[ActionId, tuple[float, float | None, int]] = field(default_factory=dict)  # start, end, how many
+    calls: dict[ActionId, tuple[float, float | None, int]] = field(default_factory=dict)  # start, end, what counts
 
     def latest_arrival(self, start: float, end: float | None) -> float | None:
         """The last moment at which a call can reach the API; None: not known yet."""
@@ -62,7 +79,7 @@ class KnownCalls:
             for start, end, calls in self.calls.values():
                 last = self.latest_arrival(start, end)
                 counted += calls if last is None or last > at or last + window.seconds > at else 0
-            limits.append(window.calls - counted)
+            limits.append(int(window.most) - counted)
         if self.quota.concurrency:
             running = sum(calls for _, end, calls in self.calls.values() if end is None)
             limits.append(self.quota.concurrency - running)
@@ -92,8 +109,9 @@ def test_free_calls_are_those_of_the_definition(quota: ApiQuota, moves: list[tup
         if running and choice < 5:
             name = running[choice % len(running)]
             start, _, count = known.calls[name]
-            api.give_back(name, at)
-            known.calls[name] = (start, at, count)
+            used = (None, 0, count - 1, count + 1)[number % 4]
+            api.give_back(name, at, used=used)
+            known.calls[name] = (start, at, count if used is None else used)
         elif free is None or free >= calls:
             name = ActionId(f"a{number}")
             api.take(name, calls, at)
@@ -141,7 +159,7 @@ class CallWorld:
     calls_each: int = 6
     failing: float = 0.2
     controller: Controller = field(init=False)
-    arrivals: dict[str, list[float]] = field(default_factory=dict)
+    arrivals: dict[str, list[tuple[float, dict[QuotaUnit, float]]]] = field(default_factory=dict)
     journal: list[tuple[Any, Any]] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     given_up: list[str] = field(default_factory=list)
@@ -181,7 +199,8 @@ class CallWorld:
         api = request.demand.names[0]
         run_s = self.random.choice((0.05, 0.3, 1.0, 2.0))
         arrival = self.at + self.random.random() * run_s
-        self.arrivals.setdefault(api, []).append(arrival)
+        tokens, cost = self.used(request)
+        self.arrivals.setdefault(api, []).append((arrival, {"calls": 1, "tokens": tokens, "cost": cost}))
         self.under_way[api] = self.under_way.get(api, 0) + 1
         self.most[api] = max(self.most.get(api, 0), self.under_way[api])
         kind = self.random.random()
@@ -189,7 +208,13 @@ class CallWorld:
         if kind < self.failing:
             cause = self.random.choice((RATE_LIMITED, UNAVAILABLE))
             after = self.random.choice((None, None, 0.5, 3.0))
-        self.later(run_s, ev.ActionFinished(0.0, request.action_id, host, run_s, not cause, True, cause, after))
+        said = (tokens, cost) if self.random.random() < 0.8 else (None, None)
+        self.later(run_s, ev.ActionFinished(0.0, request.action_id, host, run_s, not cause, True, cause, after, *said))
+
+    def used(self, request: ActionRequest) -> tuple[int, float]:
+        """What a call really uses: no more than it was declared to."""
+        tokens, micro = (request.demand.least[f"{request.demand.names[0]}#{unit}"] for unit in ("tokens", "cost"))
+        return self.random.randint(0, tokens), self.random.randint(0, micro) / 1_000_000
 
     def play(self) -> None:
         self.tell(ev.PoolsDeclared(0.0, self.quotas))
@@ -198,7 +223,8 @@ class CallWorld:
             self.tell(ev.TrajectorySubmitted(0.0, trajectory_spec(f"t{number}")))
             for call in range(self.calls_each):
                 api = self.random.choice(self.quotas).name
-                request = call_of(f"t{number}/{call}", f"t{number}", api=api)
+                metered = {"tokens": self.random.randint(0, 60), "cost": self.random.random() / 10}
+                request = call_of(f"t{number}/{call}", f"t{number}", api=api, **metered)  # type: ignore[arg-type]
                 self.requests[request.action_id] = request
                 self.later(self.random.random() * 3, ev.ActionRequested(0.0, request))
         steps = 0
@@ -221,10 +247,10 @@ class CallWorld:
                     self.later(0.001, ev.ActionRequested(0.0, again))
 
 
-def _most_in_a_window(arrivals: list[float], seconds: float) -> int:
-    """By the definition: the largest number of arrivals in a half-open period of that length."""
-    ordered = sorted(arrivals)
-    return max(sum(start <= each < start + seconds for each in ordered) for start in ordered)
+def _most_in_a_window(arrivals: list[tuple[float, dict[QuotaUnit, float]]], window: QuotaWindow) -> float:
+    """By the definition: the largest amount that arrives in a half-open period of that length."""
+    starts = [at for at, _ in arrivals]
+    return max(sum(n[window.unit] for at, n in arrivals if s <= at < s + window.seconds) for s in starts)
 
 
 @pytest.mark.parametrize("seed", range(25))
@@ -232,6 +258,8 @@ def test_no_window_is_ever_exceeded_and_nothing_starves(seed: int) -> None:
     quotas = (
         ApiQuota(SEARCH, 3, (QuotaWindow(4, 2.0), QuotaWindow(10, 9.0)), backoff_s=0.2, open_s=2.0),
         ApiQuota("pages", 0, (QuotaWindow(2, 1.0),), backoff_s=0.2, open_s=2.0),
+        ApiQuota("judge", 0, (QuotaWindow(100, 2.0, "tokens"), QuotaWindow(0.15, 3.0, "cost")), backoff_s=0.2),
+        ApiQuota("soon", 0, (QuotaWindow(70, 2.0, "tokens"),), begins_within_s=2.0, backoff_s=0.2),
         ApiQuota("mail", 2, (), backoff_s=0.2, open_s=2.0),
     )
     world = CallWorld(seed, quotas)
@@ -241,7 +269,7 @@ def test_no_window_is_ever_exceeded_and_nothing_starves(seed: int) -> None:
     for quota in quotas:
         resource = api_resource(quota.name)
         for window in quota.windows:
-            assert _most_in_a_window(world.arrivals[resource], window.seconds) <= window.calls
+            assert _most_in_a_window(world.arrivals[resource], window) <= window.most + 1e-9
         assert not quota.concurrency or world.most[resource] <= quota.concurrency
     fresh = Controller(build_strategies("sticky-least-loaded"))
     assert list(replay(fresh, world.journal)) == []
@@ -290,6 +318,19 @@ def test_a_window_delays_the_next_call_and_asks_to_be_woken() -> None:
     (run,) = stage.feed(ev.TimeReached)
     assert isinstance(run, cmd.RunAction) and run.action_id == "b"
     assert run.waits.quota_s == pytest.approx(11.0)
+
+
+def test_a_call_waits_for_its_tokens_and_what_it_did_not_use_is_free_at_its_end() -> None:
+    stage = _stage(ApiQuota(SEARCH, windows=(QuotaWindow(1000, 60.0, "tokens"), QuotaWindow(2.0, 60.0, "cost"))))
+    assert _started(_ask(stage, "a", tokens=800, cost=0.5)) == ["a"]
+    assert _ask(stage, "b", tokens=800, cost=0.5) == []
+    assert _started(_ask(stage, "c", api="pages", tokens=9000)) == ["c"], "it has no quota"
+    ended = stage.feed(ev.ActionFinished, ActionId("a"), HostId("h"), 0.1, True, True, "", None, 150, 0.25)
+    assert _started(ended) == ["b"]
+    ended = stage.feed(ev.ActionFinished, ActionId("b"), HostId("h"), 0.1)
+    assert _ask(stage, "d", tokens=100) == [cmd.WakeUp(stage.at - 2.0 + 60.0)], "950 count, until those of a are over"
+    (given_up,) = (each for each in _ask(stage, "e", cost=2.5) if isinstance(each, cmd.GiveUpAction))
+    assert given_up.cause == "it needs cost 2.5 of api search at once; its quota allows cost 2 of api search"
 
 
 def test_a_repetition_waits_for_its_back_off_and_counts_again() -> None:
@@ -378,7 +419,7 @@ def test_more_calls_at_once_than_the_quota_ever_allows_are_given_up() -> None:
     stage = _stage(ApiQuota(SEARCH, 5, (QuotaWindow(3, 1.0),)))
     (given_up,) = _ask(stage, "a", calls=4)
     assert isinstance(given_up, cmd.GiveUpAction)
-    assert given_up.cause == "it needs 4 calls of api search at once; its quota allows 3"
+    assert given_up.cause == "it needs 4 calls of api search at once; its quota allows 3 calls of api search"
 
 
 def test_calls_of_a_lost_host_count_and_their_repetition_is_granted_again() -> None:
@@ -438,7 +479,7 @@ def test_a_strategy_that_exceeds_a_quota_is_refused() -> None:
     stage.add_host("h")
     stage.submit("t")
     _ask(stage, "a")
-    with pytest.raises(GuardViolation, match="api search has 0 calls free, not 1 for action b"):
+    with pytest.raises(GuardViolation, match="0 calls of api search are free, not 1 for action b"):
         _ask(stage, "b")
 
 

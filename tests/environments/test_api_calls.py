@@ -181,11 +181,13 @@ def test_an_environment_with_group_rewards_keeps_them() -> None:
 def test_a_cluster_file_declares_quotas(tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text(
-        "tool-workers = 1\n[quotas.search]\nconcurrency = 4\nwindows = [[20, 1.0], [300, 60]]\nbackoff = 0.5\n"
+        "tool-workers = 1\n[quotas.search]\nconcurrency = 4\nbackoff = 0.5\n"
+        "windows = [[20, 1.0], [90000, 60, 'tokens'], [2.5, 60, 'cost']]\n"
         "[quotas.judge]\nbegins-within = 0.2\n"
     )
     search, judge = quotas_of_file(path)
-    assert search == ApiQuota("search", 4, (QuotaWindow(20, 1.0), QuotaWindow(300, 60)), backoff_s=0.5)
+    windows = (QuotaWindow(20, 1.0), QuotaWindow(90_000, 60, "tokens"), QuotaWindow(2.5, 60, "cost"))
+    assert search == ApiQuota("search", 4, windows, backoff_s=0.5)
     assert judge == ApiQuota("judge", begins_within_s=0.2)
     assert quotas_of_file(None) == ()
 
@@ -196,8 +198,10 @@ def test_a_cluster_file_declares_quotas(tmp_path: Path) -> None:
         ("quotas = 3", "quotas is 3: give tables"),
         ("[quotas]\na = 3", r"\[quotas.a\] is 3: use a table"),
         ("[quotas.a]\nwindow = []", "unknown key 'window' .did you mean 'windows'"),
-        ("[quotas.a]\nwindows = [3]", "use a list of .calls, seconds."),
+        ("[quotas.a]\nwindows = [3]", "use a list of .most, seconds. or .most, seconds, unit."),
         ("[quotas.a]\nwindows = [[0, 1]]", "calls of a window is 0"),
+        ("[quotas.a]\nwindows = [[0.5, 1, 'tokens']]", "tokens of a window is 0.5"),
+        ("[quotas.a]\nwindows = [[1, 1, 'words']]", "unit of a window is 'words'"),
         ("[quotas.a]\nopen = 'x'", "open_s is 'x'"),
     ],
 )

@@ -21,10 +21,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.resources import Resources
 from heddle_dask.isolation import process_tree
 from heddle_dask.isolation.cgroups import CgroupTree, FoundCgroups, find_cgroups
-from heddle_dask.isolation.granted import granted
+from heddle_dask.isolation.granted import granted, report_use
 from heddle_dask.live.wire.messages import ActionCall, CallPlace
 from heddle_dask.live.worker import coroutine_calls
 from heddle_dask.live.worker.action_runner import ActionRunner
@@ -46,6 +47,7 @@ class Actions:
         self.pool = CpuPool(cpus, 4 << 30, folder / "scratch", folder, groups)
         self.runner = ActionRunner(self.pool)
         self.printed = ""
+        self.used: tuple[int, float] | None = None
 
     async def __call__(
         self,
@@ -70,6 +72,7 @@ class Actions:
             return cloudpickle.loads(await asyncio.wait_for(running, timeout_s))
         finally:
             self.printed = lease.call.printed
+            self.used = lease.used
 
 
 @pytest.fixture(params=["cgroups", "without"])
@@ -340,6 +343,39 @@ def test_an_action_that_raises_or_dies_gives_its_cores_back(tmp_path: Path, grou
         assert len((await actions(its_cores, cpus=len(CORES)))[0]) == len(CORES)
 
     with_actions(tmp_path, groups, body)
+
+
+# -- use of an API ----------------------------------------------------------------------------------------
+
+
+def uses_an_api(fails: bool) -> str:
+    report_use(tokens=30, cost=0.25)
+    report_use(tokens=12)
+    if fails:
+        raise ValueError("unreadable")
+    return "done"
+
+
+async def uses_an_api_too(fails: bool) -> str:
+    await asyncio.sleep(0)
+    return uses_an_api(fails)
+
+
+def test_what_a_call_has_used_of_its_api_comes_with_its_end(tmp_path: Path) -> None:
+    async def body(actions: Actions) -> None:
+        for function in (uses_an_api, uses_an_api_too):
+            assert await actions(function, False) == "done" and actions.used == (42, 0.25)
+            with pytest.raises(ToolRaised, match="unreadable"):
+                await actions(function, True)
+            assert actions.used == (42, 0.25)
+        await actions(its_cores)
+        assert actions.used is None
+
+    with_actions(tmp_path, FoundCgroups(), body)
+    report_use(tokens=1)  # outside of an action: nothing counts it
+    for wrong in ({"tokens": -1}, {"tokens": 1.5}, {"cost": float("nan")}):
+        with pytest.raises(BadInput, match="report_use"):
+            report_use(**wrong)  # type: ignore[arg-type]
 
 
 # -- coroutines ------------------------------------------------------------------------------------------

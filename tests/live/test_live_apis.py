@@ -174,7 +174,7 @@ async def _undeclared(play: Any) -> None:
     (record,) = await play(solve, ApiQuota("search", 2))
     assert record.metadata["messages"] == [
         "api 'pages' is not declared: add it to Pools(quotas=…) (declared: search)",
-        "needs: 3 calls of api search at once; its quota allows 2",
+        "needs: 3 calls of api search at once; its quota allows 2 calls of api search",
     ]
 
 

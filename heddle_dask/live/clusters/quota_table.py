@@ -46,9 +46,9 @@ def _quota(name: str, table: Any, where: str) -> ApiQuota:
             raise unknown_key(key, list(_FIELDS), where)
     values = {_FIELDS[key]: value for key, value in table.items()}
     windows = values.pop("windows", [])
-    pairs = isinstance(windows, list) and all(isinstance(one, list) and len(one) == 2 for one in windows)
+    pairs = isinstance(windows, list) and all(isinstance(one, list) and len(one) in (2, 3) for one in windows)
     if not pairs:
-        raise BadInput(f"{where} windows is {windows!r}: use a list of [calls, seconds]")
+        raise BadInput(f"{where} windows is {windows!r}: use a list of [most, seconds] or [most, seconds, unit]")
     try:
         return ApiQuota(name, windows=tuple(QuotaWindow(*one) for one in windows), **values)
     except BadInput as error:

@@ -19,7 +19,7 @@ import cloudpickle
 
 from heddle_dask.isolation.granted import Granted
 from heddle_dask.live.worker.coroutine_server import ADOPT, CANCEL, HELD, NUMBER
-from heddle_dask.live.worker.process_calls import CALL, FRAME, RAISED, VALUE
+from heddle_dask.live.worker.process_calls import CALL, FRAME, RAISED, USE, USED, VALUE
 from heddle_dask.live.worker.tool_processes import ToolProcess, ToolProcesses, ToolRaised, ToolServerEnded
 
 # A call that is cancelled has so long to end; then its process is killed.
@@ -164,6 +164,8 @@ class _SharedProcess:
             self._leave_to(number)
         elif tag == ADOPT:
             call.granted.adopt(*NUMBER.unpack(body))
+        elif tag == USED:
+            call.granted.use(*USE.unpack(body))
         elif call.answer.done():
             return  # it runs elsewhere
         elif tag == VALUE:

@@ -23,7 +23,18 @@ from weakref import WeakKeyDictionary
 import cloudpickle
 
 from heddle_dask.isolation.granted import Granted, running_with
-from heddle_dask.live.worker.process_calls import CALL, FRAME, PATH, RAISED, VALUE, accepted, failure_of, receive
+from heddle_dask.live.worker.process_calls import (
+    CALL,
+    FRAME,
+    PATH,
+    RAISED,
+    USE,
+    USED,
+    VALUE,
+    accepted,
+    failure_of,
+    receive,
+)
 
 # From the worker: end a call. To the worker: the loop turns; a call holds it (0: one that is not known); a program was
 # started for a call.
@@ -120,7 +131,11 @@ class _Server:
         try:
             payload, offered, given = cloudpickle.loads(body)
             function, args, kwargs = cloudpickle.loads(payload)
-            granted = replace(Granted(*given), adopt=lambda pid: self._send(ADOPT, number, NUMBER.pack(pid)))
+            granted = replace(
+                Granted(*given),
+                adopt=lambda pid: self._send(ADOPT, number, NUMBER.pack(pid)),
+                use=lambda tokens, cost: self._send(USED, number, USE.pack(tokens, cost)),
+            )
             with running_with(granted):
                 value = await function(*args, **{**kwargs, **accepted(function, offered)})
             return VALUE, cloudpickle.dumps(value)

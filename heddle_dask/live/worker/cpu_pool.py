@@ -39,6 +39,11 @@ class CoreLease:
     call: RunningCall = field(default_factory=RunningCall)
     group: Cgroup | None = None
     over: bool = False
+    used: tuple[int, float] | None = None  # tokens and cost, as it reports them
+
+    def use(self, tokens: int, cost: float) -> None:
+        before = self.used or (0, 0.0)
+        self.used = (before[0] + tokens, before[1] + cost)
 
 
 class CpuPool:
@@ -89,9 +94,10 @@ class CpuPool:
             self._returned.clear()
             await self._returned.wait()
         cores = self._allocator.take(cpus) if self._exclusive else ()
-        lease.granted = Granted(cpus, cores, memory, lambda pid: self._adopt(lease, pid))
+        lease.granted = Granted(cpus, cores, memory, lambda pid: self._adopt(lease, pid), lease.use)
         if call.place != "loop":
             lease.call = self._running_call(call, cpus, cores, memory)
+            lease.call.use = lease.use
 
     def _running_call(self, call: ActionCall, cpus: int, cores: tuple[int, ...], memory: int) -> RunningCall:
         has: Mapping[str, Path] = {} if self.groups is None else self.groups.folders

@@ -38,6 +38,7 @@ class RunningCall:
     pid: Callable[[], int] | None = None  # of its process; 0 while it is not known
     group: Cgroup | None = None  # its control group; None where it has none
     kill: Callable[[], None] = _nothing  # kills its process with everything below it
+    use: Callable[[int, float], None] = lambda tokens, cost: None  # takes what it has used of its API
     printed: str = ""  # the end of what it has printed; set when it has ended
     exceeded: LimitExceeded | None = None  # the limit for which it was killed; None: it was not
 

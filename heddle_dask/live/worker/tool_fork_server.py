@@ -37,6 +37,7 @@ import cloudpickle
 
 from heddle_dask.engines.watchdog import SHIELDED_SIGNALS, SHIELDED_VARIABLE
 from heddle_dask.isolation import process_tree
+from heddle_dask.isolation.granted import Granted, running_with
 from heddle_dask.live.worker.call_terms import lift_limits
 from heddle_dask.live.worker.coroutine_server import serve_coroutines
 from heddle_dask.live.worker.process_calls import (
@@ -46,6 +47,8 @@ from heddle_dask.live.worker.process_calls import (
     LAST_VALUE,
     PATH,
     RAISED,
+    USE,
+    USED,
     VALUE,
     accepted,
     failure_of,
@@ -164,7 +167,8 @@ def _serve_calls(calls: socket.socket) -> None:
         if tag == JOIN:
             _join(body.decode().split("\0"))
             continue
-        answer_tag, answer = _answer(body, idle_cores)
+        with running_with(Granted(use=lambda *use: calls.sendall(FRAME.pack(USED, USE.size) + USE.pack(*use)))):
+            answer_tag, answer = _answer(body, idle_cores)
         _flush()
         calls.sendall(FRAME.pack(answer_tag, len(answer)))
         calls.sendall(answer)

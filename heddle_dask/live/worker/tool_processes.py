@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import cloudpickle
@@ -20,7 +21,7 @@ from heddle_dask.isolation import process_tree
 from heddle_dask.isolation.cgroups import Cgroup, CgroupTree
 from heddle_dask.live.wire.messages import ActionStatus
 from heddle_dask.live.worker.printed import Printed
-from heddle_dask.live.worker.process_calls import CALL, FRAME, JOIN, LAST_RAISED, LAST_VALUE, PATH, RAISED
+from heddle_dask.live.worker.process_calls import CALL, FRAME, JOIN, LAST_RAISED, LAST_VALUE, PATH, RAISED, USE, USED
 from heddle_dask.live.worker.running_call import RunningCall
 from heddle_dask.live.worker.tool_fork_server import ENDED, FORK, FORKED, KILL, NOTICE, REQUEST, SERVE
 
@@ -93,14 +94,20 @@ class ToolProcess:
         self.writer.write(FRAME.pack(tag, len(body)))
         self.writer.write(body)
 
-    async def call(self, body: bytes) -> bytes:
-        """Run one call and return the pickled value."""
+    async def _frame(self) -> tuple[bytes, bytes]:
+        tag, length = FRAME.unpack(await self.reader.readexactly(FRAME.size))
+        return tag, await self.reader.readexactly(length)
+
+    async def call(self, body: bytes, use: Callable[[int, float], None]) -> bytes:
+        """Run one call and return the pickled value; `use` takes what it says that it has used."""
         self.lasting = False
         try:
             self.send(CALL, body)
             await self.writer.drain()
-            tag, length = FRAME.unpack(await self.reader.readexactly(FRAME.size))
-            answer = await self.reader.readexactly(length)
+            tag, answer = await self._frame()
+            while tag == USED:
+                use(*USE.unpack(answer))
+                tag, answer = await self._frame()
         except (OSError, asyncio.IncompleteReadError):
             raise await self._how_it_ended() from None
         self.lasting = tag not in (LAST_VALUE, LAST_RAISED)
@@ -177,7 +184,7 @@ class ToolProcesses:
             try:
                 process.printed.begin()
                 self._confine(process, call)
-                value = await process.call(body)
+                value = await process.call(body, call.use)
                 reusable = process.lasting and not call.memory_bytes
                 return value
             except (ToolRaised, ToolProcessEnded, ToolServerEnded) as error:

@@ -9,7 +9,7 @@ from typing import Any
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.needs import Needs
 from heddle_dask.core.quotas import calls_of
-from heddle_dask.core.resources import GPUS, ApiQuota
+from heddle_dask.core.resources import GPUS, ApiQuota, use_text
 from heddle_dask.engines.model_services.spec import ServiceSpec
 from heddle_dask.live.wire.driver_messages import DeclaredService
 from heddle_dask.weights.model_directory import model_digest
@@ -92,13 +92,14 @@ class Pools:
 
     def _check_apis(self, needs: Needs) -> None:
         quotas = {each.name: each for each in self.quotas}
-        for name, calls in calls_of(needs.demand().least):
-            if name not in quotas:
+        for name, amount in calls_of(needs.demand().least):
+            api = name.partition("#")[0]
+            if api not in quotas:
                 known = ", ".join(quotas) or "none"
-                raise BadInput(f"api {name!r} is not declared: add it to Pools(quotas=…) (declared: {known})")
-            most = quotas[name].most_at_once
-            if most is not None and calls > most:
-                raise BadInput(f"needs: {calls} calls of api {name} at once; its quota allows {most}")
+                raise BadInput(f"api {api!r} is not declared: add it to Pools(quotas=…) (declared: {known})")
+            (most,) = (each.most_at_once for each in quotas[api].accounts() if each.name == name)
+            if most is not None and amount > most:
+                raise BadInput(f"needs: {use_text(name, amount)} at once; its quota allows {use_text(name, most)}")
 
     @property
     def declared_services(self) -> tuple[DeclaredService, ...]:
