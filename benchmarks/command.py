@@ -30,6 +30,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "report": "report",
         "rollart": "commands.rollart",
         "samples": "samples",
+        "sandboxes": "sandboxes",
         "scale": "scale",
         "slurm": "commands.slurm",
         "soak": "commands.soak",

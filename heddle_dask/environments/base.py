@@ -405,6 +405,7 @@ class Context(ActionContext, Protocol):
         self,
         *,
         root: str = "",
+        image: str = "",
         kind: str = "",
         files: Mapping[str, bytes | str] | None = None,
         setup: Sequence[str] = (),
@@ -419,7 +420,7 @@ class Context(ActionContext, Protocol):
 
         Parameters
         ----------
-        root, kind
+        root, image, kind
             As in `SandboxSpec`. Without a kind, bubblewrap; with ``Budget(sandbox="weak")`` also plain processes.
         files
             Written into the work directory at the start, by relative path.
@@ -433,7 +434,7 @@ class Context(ActionContext, Protocol):
         **limits
             ``max_files``, ``max_processes``, ``output_bytes``, ``setup_timeout_s``, as in `SandboxSpec`.
         """
-        spec = sandbox_spec(root, kind, files, setup, memory, disk, network, **limits)
+        spec = sandbox_spec(root, image, kind, files, setup, memory, disk, network, **limits)
         return self._open_sandbox(spec)
 
     def _open_sandbox(self, spec: SandboxSpec) -> ProgramSandbox:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -10,7 +12,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.needs import Given, Needs
 from heddle_dask.core.resources import MEMORY
 from heddle_dask.environments.actions import ActionKind
-from heddle_dask.sandbox.stateful.contract import ExecResult, SandboxSpec, relative_path
+from heddle_dask.sandbox.stateful.contract import ExecResult, SandboxSpec
 from heddle_dask.sandbox.stateful.orders import Compared
 
 
@@ -62,7 +64,7 @@ class ProgramSandbox(Protocol):
         """
 
     async def put(self, path: str, content: bytes | str) -> None:
-        """Write a file below the work directory; folders on the way are made.
+        """Write a file below the work directory, or anywhere in an image; folders on the way are made.
 
         Raises
         ------
@@ -71,7 +73,7 @@ class ProgramSandbox(Protocol):
         """
 
     async def get(self, path: str, *, most_bytes: int = 16 << 20) -> bytes:
-        """Read a file below the work directory.
+        """Read a file below the work directory, or anywhere in an image.
 
         Raises
         ------
@@ -97,6 +99,7 @@ class ProgramSandbox(Protocol):
 
 def sandbox_spec(
     root: str,
+    image: str,
     kind: str,
     files: Mapping[str, bytes | str] | None,
     setup: Sequence[str],
@@ -108,20 +111,21 @@ def sandbox_spec(
     """The description of a sandbox that a program asks for (`Context.sandbox`)."""
     if isinstance(setup, str) or not all(isinstance(each, str) for each in setup):
         raise BadInput(f"sandbox: setup is {setup!r}: use a list of commands")
-    contents = {
-        relative_path(path): content.encode() if isinstance(content, str) else bytes(content)
-        for path, content in (files or {}).items()
-    }
-    return SandboxSpec(
+    spec = SandboxSpec(
         kind=kind,
         root=str(root),
-        files=contents,
+        image=str(Path(image).absolute()) if image else "",
         setup=tuple(setup),
         memory_bytes=_size("memory", memory),
         disk_bytes=_size("disk", disk),
         network=bool(network),
         **limits,
     )
+    contents = {
+        spec.checked_path(path): content.encode() if isinstance(content, str) else bytes(content)
+        for path, content in (files or {}).items()
+    }
+    return replace(spec, files=contents)
 
 
 def _size(name: str, given: int | str) -> int:

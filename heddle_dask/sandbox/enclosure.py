@@ -22,7 +22,9 @@ class Inside:
     Attributes
     ----------
     root
-        Arguments of bubblewrap that make ``/`` and what is below it. All of it is read-only afterwards.
+        Arguments of bubblewrap that make ``/`` and what is below it.
+    read_only
+        Whether all of the root is read-only afterwards.
     writable
         Arguments that mount the private places, after the root, the devices and ``/proc``; they stay writable.
     folder
@@ -33,7 +35,9 @@ class Inside:
     shared_memory_bytes
         Size of ``/dev/shm``; what it holds counts as memory.
     uid, gid
-        The user inside, where there is a user namespace: not as root.
+        The user inside, where there is a user namespace.
+    capabilities
+        What the command may do in its user namespace; the calls that change owners then always succeed.
     network
         Whether it uses the network of this machine.
     processes_shown
@@ -49,6 +53,8 @@ class Inside:
     shared_memory_bytes: int
     uid: int = 1000
     gid: int = 1000
+    capabilities: tuple[str, ...] = ()
+    read_only: bool = True
     network: bool = False
     processes_shown: bool = True
 
@@ -76,7 +82,9 @@ def enclosed(program: str, inside: Inside, *, user_namespace: bool) -> Iterator[
     arguments += ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
     arguments += [] if inside.network else ["--unshare-net"]
     if user_namespace:
-        arguments += ["--unshare-user", "--uid", str(inside.uid), "--gid", str(inside.gid)]
+        arguments += ["--unshare-user", "--uid", str(inside.uid), "--gid", str(inside.gid), "--cap-drop", "ALL"]
+        for each in inside.capabilities:
+            arguments += ["--cap-add", each]
     else:
         arguments += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     arguments += inside.root
@@ -84,7 +92,7 @@ def enclosed(program: str, inside: Inside, *, user_namespace: bool) -> Iterator[
     # The devices are a tmpfs, which a user could fill: it is read-only, but for the shared memory in it.
     arguments += ["--dev", "/dev", "--perms", "1777", "--size", str(inside.shared_memory_bytes)]
     arguments += ["--tmpfs", SHARED_MEMORY, "--remount-ro", "/dev"]
-    arguments += [*inside.writable, "--remount-ro", "/", "--chdir", inside.folder]
-    with filter_fd() as calls:
+    arguments += [*inside.writable, *(("--remount-ro", "/") if inside.read_only else ()), "--chdir", inside.folder]
+    with filter_fd(one_owner=bool(inside.capabilities)) as calls:
         filtered = () if calls is None else ("--seccomp", str(calls))
         yield Enclosed((*arguments, *filtered, "--", *inside.command), () if calls is None else (calls,))

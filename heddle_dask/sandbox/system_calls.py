@@ -78,6 +78,12 @@ _REFUSED = {
         "userfaultfd": 282,
     },
 }
+# For the root of a user namespace with one user: programs such as tar and dpkg give files to others, and end if they
+# cannot.
+_CHANGES_OF_OWNER = {
+    "x86_64": (92, 93, 94, 116, 260),  # chown, fchown, lchown, setgroups, fchownat
+    "aarch64": (54, 55, 159),  # fchownat, fchown, setgroups
+}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
 _SOCKET_CALLS = {"x86_64": (41, 53), "aarch64": (198, 199)}  # socket, socketpair
@@ -87,13 +93,20 @@ _NEW_NAMESPACE_FLAGS = 0x7E020000
 
 _ALLOW = 0x7FFF0000
 _EPERM = 0x00050000 | 1
+_SUCCESS = 0x00050000
 _ENOSYS = 0x00050000 | 38
 _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 
 
-def filter_program(machine: str) -> bytes:
-    """The filter for a machine (as in `platform.machine`); ``b""`` for an unknown machine."""
+def filter_program(machine: str, *, one_owner: bool = False) -> bytes:
+    """The filter for a machine (as in `platform.machine`); ``b""`` for an unknown machine.
+
+    Parameters
+    ----------
+    one_owner
+        Whether calls that change the owner of a file do nothing, and succeed.
+    """
     if machine not in _REFUSED:
         return b""
     refused = sorted([*_REFUSED[machine].values(), *_SAME_EVERYWHERE.values()])
@@ -108,6 +121,8 @@ def filter_program(machine: str) -> bytes:
         program += [(_GREATER_EQUAL, 0, 1, 0x40000000), (_RETURN, 0, 0, _EPERM)]
     for number in refused:
         program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _EPERM)]
+    for number in _CHANGES_OF_OWNER[machine] if one_owner else ():
+        program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _SUCCESS)]
     program += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]
     for number in _SOCKET_CALLS[machine]:
         # The kernel reads the family as an int: the low half of the argument, which is loaded here.
@@ -126,9 +141,9 @@ def filter_program(machine: str) -> bytes:
 
 
 @contextmanager
-def filter_fd() -> Iterator[int | None]:
+def filter_fd(*, one_owner: bool = False) -> Iterator[int | None]:
     """An open file with the filter for this machine, to be read once; None without a filter."""
-    program = filter_program(platform.machine())
+    program = filter_program(platform.machine(), one_owner=one_owner)
     if not program:
         yield None
         return

@@ -17,6 +17,7 @@ from typing import Any
 import cloudpickle
 import pytest
 from distributed import Client
+from worlds.image_files import ImageFiles, layer, layer_of, member, small_root
 from worlds.live_world import cluster, control_lines, emulated, kill, run, until, worker_process
 from worlds.shared_cluster import shared_cluster
 
@@ -99,6 +100,21 @@ async def uses_all_of_it(ctx: Context, number: int) -> None:
             await ctx.call(kept_here, needs=Needs(cpus=64))
 
 
+def in_an_image(image: str) -> Callable[[Context, int], Awaitable[None]]:
+    async def body(ctx: Context, number: int) -> None:
+        async with ctx.sandbox(image=image, setup=["echo ready > state"], memory="64 MiB") as box:
+            result = await box.exec("cat state base; pwd; echo $FLAVOUR; id -u; ls /bin/tar")
+            assert result.stdout == "ready\nlower\n/app\nplain\n0\n", result
+            await box.exec(f"echo {number} > base; mkdir -p /opt/d")
+            await box.put("/opt/d/file", "content")
+            assert await box.get("base") == f"{number}\n".encode() and await box.get("/opt/d/file") == b"content"
+        async with ctx.sandbox(image=f"{image}.missing") as box:
+            with pytest.raises(ActionFailed, match=r"it is not on .*: give a path that all workers have"):
+                await box.exec("true")
+
+    return body
+
+
 async def members_of_a_group(ctx: Context, number: int) -> None:
     """Eight attempts share a setup, hold no cores while they wait, and leave their sandbox open."""
     box = ctx.sandbox(files={"n": str(number // 100)}, setup=["od -An -N8 -tx1 /dev/urandom > drawn"], memory="64 MiB")
@@ -131,10 +147,15 @@ async def is_clean(client: Client) -> None:
 
 
 def test_sandboxes_keep_state_and_hold_no_cores(model_dir: str, tmp_path: Path, directory_of_workers: Path) -> None:
+    layers = [layer_of(small_root(tmp_path / "root", with_python=False)), layer([member("app/base", b"lower\n")])]
+    files = ImageFiles([*layers, layer([member("bin/.wh.tar")])], {"Env": ["FLAVOUR=plain"], "WorkingDir": "/app"})
+    image = str(files.docker_tar(tmp_path / "image.tar"))
+
     async def body() -> None:
         async with cluster(1) as (_, client):
             engines = emulated(model_dir)
-            for name, program, tasks in (("all", uses_all_of_it, 2), ("group", members_of_a_group, 8)):
+            programs = (("all", uses_all_of_it, 2), ("image", in_an_image(image), 2), ("group", members_of_a_group, 8))
+            for name, program, tasks in programs:
                 out = tmp_path / f"{name}.zarr"
                 rollout = Rollout(client, env=Program(program, tmp_path), model=model_dir, engines=engines, out=out)
                 batch = await rollout.run(tasks)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from worlds.image_files import ImageFiles, layer, member
 from worlds.journal_records import read_journal
 from worlds.record_builders import exact, plain_trajectory
 
@@ -42,6 +43,8 @@ from heddle_dask.records.journal import Journal, JournalReader
 from heddle_dask.records.journal_lines import RESULTS
 from heddle_dask.records.reader import RunReader
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED, trajectory_to_body
+from heddle_dask.sandbox.images.cache import image_digest
+from heddle_dask.sandbox.stateful.contract import SandboxSpec
 
 
 async def solve(task: Task, ctx: Context) -> float:
@@ -414,12 +417,14 @@ def test_a_run_whose_sandbox_root_has_changed_is_refused_or_the_change_accepted(
     root, out = tmp_path / "root", tmp_path / "run.zarr"
     (root / "bin").mkdir(parents=True)
     (root / "bin" / "tool").write_text("1")
+    tar = ImageFiles([]).docker_tar(tmp_path / "image.tar")
 
     async def session(mode: str, *, accepts: bool = False) -> list[str]:
         writer = RunWriter(out, mode, {}, accepts=accepts)  # type: ignore[arg-type]
         roots = SandboxRoots(writer.journal)
         for place in (str(root), str(root), "", "/no/such/root"):
-            await roots.used(place)
+            await roots.identified(SandboxSpec(root=place))
+        assert (await roots.identified(SandboxSpec(image=str(tar)))).image_digest == image_digest(str(tar))
         await writer.close()
         return writer.accepted
 
@@ -430,6 +435,9 @@ def test_a_run_whose_sandbox_root_has_changed_is_refused_or_the_change_accepted(
         asyncio.run(session("append"))
     assert asyncio.run(session("append", accepts=True)) == [f"other files in the sandbox root {root}"]
     assert asyncio.run(session("resume")) == []
+    ImageFiles([layer([member("new")])]).docker_tar(tar)
+    with pytest.raises(BadInput, match=f"other files in the sandbox root {tar}.*--accept-changes"):
+        asyncio.run(session("resume"))
     image = tmp_path / "image.sif"
     image.write_bytes(bytes(3 << 20))
     before = root_digest(str(image))

@@ -110,7 +110,24 @@ class ImageFiles:
         return made
 
 
-_TOOLS = ("sh", "cat", "ls", "id", "rm", "mkdir", "touch", "sleep", "env", "head", "ln", "mv", "chmod", "tar", "grep")
+_TOOLS = (
+    "sh",
+    "cat",
+    "ls",
+    "id",
+    "rm",
+    "mkdir",
+    "touch",
+    "sleep",
+    "env",
+    "head",
+    "ln",
+    "mv",
+    "chmod",
+    "tar",
+    "seq",
+    "wc",
+)
 # Most of the standard library: a suite of `unittest` needs little.
 _LEFT_OUT = (
     "test",
@@ -133,21 +150,16 @@ _LEFT_OUT = (
 )
 
 
-def small_root(root: Path) -> Path:
+def small_root(root: Path, *, with_python: bool = True) -> Path:
     """A root file system with a shell, some tools, and the Python that runs this, from this machine's own files."""
     for folder in ("bin", "etc", "usr", "tmp"):
         (root / folder).mkdir(parents=True)
     programs = [found for tool in _TOOLS if (found := shutil.which(tool, path="/bin:/usr/bin"))]
     for program in programs:
         shutil.copy(program, root / "bin")
-    python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}").resolve()
-    library = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}))
-    place = root / str(python)[1:]
-    place.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(python, place)
-    (root / "bin" / "python").symlink_to(python)
-    shutil.copytree(library, root / str(library)[1:], ignore=shutil.ignore_patterns(*_LEFT_OUT), dirs_exist_ok=True)
-    for program in [*programs, str(python)]:
+    if with_python:
+        programs.append(str(_copy_python(root)))
+    for program in programs:
         told = subprocess.run(["ldd", program], capture_output=True, text=True).stdout
         for needed in re.findall(r"(/\S+) \(0x", told):
             copy = root / needed[1:]
@@ -155,3 +167,14 @@ def small_root(root: Path) -> Path:
             if not copy.exists():
                 shutil.copy(needed, copy)
     return root
+
+
+def _copy_python(root: Path) -> Path:
+    python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}").resolve()
+    library = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}))
+    place = root / str(python)[1:]
+    place.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(python, place)
+    (root / "bin" / "python").symlink_to(python)
+    shutil.copytree(library, root / str(library)[1:], ignore=shutil.ignore_patterns(*_LEFT_OUT), dirs_exist_ok=True)
+    return python

@@ -12,6 +12,7 @@ import platform
 import resource
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ from heddle_dask.engines.vllm_command import INSTALL_GPU_BUILD, check_model
 from heddle_dask.isolation.cgroups import CGROUP_VARIABLE, CgroupTree, find_cgroups
 from heddle_dask.isolation.cores import own_cores
 from heddle_dask.isolation.mechanism import Mechanism
+from heddle_dask.sandbox.images.cache import images_directory
+from heddle_dask.sandbox.images.writable_layer import overlay_failure
 from heddle_dask.sandbox.python_runner import sandbox_mode
 
 Verdict = Literal["ok", "warn", "fail"]
@@ -77,6 +80,7 @@ def run_checks(scheduler: str | None, model: str | None = None) -> Iterator[Chec
         _engine,
         _accelerator,
         _sandbox,
+        _images,
         _actions,
         lambda: _model(model),
         _port,
@@ -162,6 +166,24 @@ def _sandbox() -> Check:
         f"only mode '{mode}' works",
         "install the package `bubblewrap`, see docs/sandbox.md",
     )
+
+
+def _images() -> Check:
+    """By what means sandboxes of images (`docs/sandbox.md`) are made here."""
+    if shutil.which("bwrap") is None:
+        return Check(
+            "images", "warn", "no sandboxes of images", "install the package `bubblewrap`, see docs/sandbox.md"
+        )
+    asked = subprocess.run(["bwrap", "--version"], capture_output=True, text=True, errors="replace").stdout.strip()
+    apptainer = shutil.which("apptainer") or shutil.which("singularity") or "no apptainer"
+    try:
+        failure = overlay_failure(images_directory())
+    except HeddleError as error:
+        failure = str(error)
+    if failure:
+        found = f"{asked}, no overlay ({failure}), {apptainer}"
+        return Check("images", "warn", found, "each sandbox of an image copies its files: set TMPDIR to a local disk")
+    return Check("images", "ok", f"{asked}, overlay of the kernel, {apptainer}")
 
 
 def _actions() -> Check:

@@ -45,6 +45,11 @@ class SandboxSpec:
         Directory with the read-only root file system, or an image for Apptainer, on the worker; for the kind
         ``remote`` the address of the service; empty: the tools of the worker's machine, and its Python with all
         packages.
+    image
+        Folder with a root file system, tar of ``docker save``, or OCI layout (folder or tar), on the worker: the
+        sandbox writes into a private layer over its files, and has its environment, user and working directory.
+    image_digest
+        That the image must have; empty: any.
     files
         Written into the work directory at the start, by relative path.
     setup
@@ -65,6 +70,8 @@ class SandboxSpec:
 
     kind: str = ""
     root: str = ""
+    image: str = ""
+    image_digest: str = ""
     files: Mapping[str, bytes] = field(default_factory=dict)
     setup: tuple[str, ...] = ()
     memory_bytes: int = 512 * MIB
@@ -78,12 +85,23 @@ class SandboxSpec:
     def __post_init__(self) -> None:
         if self.kind not in ("", *KINDS):
             raise BadInput(f"sandbox: kind is {self.kind!r}: use {', '.join(KINDS)}, or nothing")
+        if self.image and (self.root or self.kind not in ("", "bubblewrap")):
+            raise BadInput(
+                "sandbox: an image has a root of its own, and the kind bubblewrap: give neither root nor kind"
+            )
         for path in self.files:
-            relative_path(path)
+            self.checked_path(path)
         for name in ("memory_bytes", "disk_bytes", "max_files", "max_processes", "output_bytes"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise BadInput(f"sandbox: {name} is {value!r}: use a whole number above 0")
+
+    def checked_path(self, path: str) -> str:
+        """A path of a file as the sandbox takes it: below the work directory, or, with an image, anywhere in it."""
+        if not self.image:
+            return relative_path(path)
+        absolute_path(path, "/")
+        return path
 
     def to_plain(self) -> dict[str, Any]:
         """As plain values."""
@@ -206,4 +224,12 @@ def relative_path(path: str) -> str:
         pure = pure.relative_to(WORK)
     if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
         raise BadInput(f"sandbox file {path!r}: give a path below the work directory {WORK}")
+    return str(pure)
+
+
+def absolute_path(path: str, folder: str) -> str:
+    """A path in an image, which may be given from its working directory."""
+    pure = PurePosixPath(folder, path)
+    if ".." in pure.parts or not PurePosixPath(path).name or "\0" in path:
+        raise BadInput(f"sandbox file {path!r}: give a path in the image, without ..")
     return str(pure)

@@ -37,7 +37,7 @@ class SandboxKind(Protocol):
         """How to start a command, once, before the context is left."""
 
 
-def _limits(spec: SandboxSpec, own_processes: int) -> dict[str, int]:
+def limits_of(spec: SandboxSpec, own_processes: int) -> dict[str, int]:
     return common_rlimits(
         memory_bytes=max(spec.memory_bytes, 1 << 28),
         file_bytes=spec.disk_bytes,
@@ -46,7 +46,7 @@ def _limits(spec: SandboxSpec, own_processes: int) -> dict[str, int]:
     )
 
 
-def _environment(command: Command, home: str, path: str) -> dict[str, str]:
+def environment_of(command: Command, home: str, path: str) -> dict[str, str]:
     return {
         "HOME": home,
         "TMPDIR": "/tmp",
@@ -63,7 +63,7 @@ def _environment(command: Command, home: str, path: str) -> dict[str, str]:
     }
 
 
-def _shell(command: Command) -> tuple[str, ...]:
+def shell_of(command: Command) -> tuple[str, ...]:
     return ("/bin/sh", "-c", command.text.replace("{cpus}", str(max(1, command.cpus))))
 
 
@@ -79,7 +79,7 @@ class BubblewrapKind:
     name = "bubblewrap"
 
     def __init__(self, program: str, setpriv: str | None) -> None:
-        self._program = program
+        self.program = program
         self._setpriv = setpriv
         self.private_user = os.geteuid() == 0
         self._host_root = tuple(_host_root())
@@ -94,15 +94,15 @@ class BubblewrapKind:
             writable=("--bind", str(files.tmp), "/tmp", "--bind", str(files.work), WORK)
             + (() if spec.root else self._below_tmp),
             folder=WORK,
-            command=(*_as_user(self._setpriv, files), *_shell(command)),
+            command=(*_as_user(self._setpriv, files), *shell_of(command)),
             shared_memory_bytes=spec.memory_bytes // 2,
             network=spec.network,
         )
-        with enclosed(self._program, found, user_namespace=not self.private_user) as made:
+        with enclosed(self.program, found, user_namespace=not self.private_user) as made:
             yield PreparedRun(
                 argv=made.argv,
-                environment=_environment(command, WORK, ":".join([*path, _SYSTEM_PATH])),
-                rlimits=_limits(spec, own_processes=2),
+                environment=environment_of(command, WORK, ":".join([*path, _SYSTEM_PATH])),
+                rlimits=limits_of(spec, own_processes=2),
                 wrapper_processes=2,
                 pass_fds=made.pass_fds,
             )
@@ -182,14 +182,14 @@ class ApptainerKind:
         if not spec.network:
             arguments += ["--net", "--network", "none"]
         arguments += ["--bind", f"{files.work}:{WORK}", "--bind", f"{files.tmp}:/tmp", "--pwd", WORK]
-        inside = _environment(command, WORK, _SYSTEM_PATH)
+        inside = environment_of(command, WORK, _SYSTEM_PATH)
         for name, value in sorted(inside.items()):
             if name != "HOME":  # Apptainer sets it by itself, and warns about it
                 arguments += ["--env", f"{name}={value}"]
         yield PreparedRun(
-            argv=(*arguments, spec.root, *_shell(command)),
+            argv=(*arguments, spec.root, *shell_of(command)),
             environment={"PATH": _SYSTEM_PATH + ":/usr/sbin:/sbin", "HOME": str(files.tmp)},
-            rlimits=_limits(spec, own_processes=3),
+            rlimits=limits_of(spec, own_processes=3),
             wrapper_processes=3,
         )
 
@@ -205,18 +205,18 @@ class ProcessKind:
 
     @contextmanager
     def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> Iterator[PreparedRun]:
-        if spec.root:
+        if spec.root or spec.image:
             raise HeddleError("sandbox: the kind process has no root of its own: use bubblewrap or apptainer")
         path = [f"{prefix}/bin" for prefix in reversed(_python_prefixes()) if _open_to(prefix, files)]
         environment: Mapping[str, str] = {
-            **_environment(command, str(files.work), ":".join([*path, _SYSTEM_PATH])),
+            **environment_of(command, str(files.work), ":".join([*path, _SYSTEM_PATH])),
             "TMPDIR": str(files.tmp),
         }
-        limits = _limits(spec, own_processes=0)
+        limits = limits_of(spec, own_processes=0)
         if files.uid is None:  # the user's other processes would count
             del limits["RLIMIT_NPROC"]
         yield PreparedRun(
-            argv=(*_as_user(self._setpriv, files), *_shell(command)),
+            argv=(*_as_user(self._setpriv, files), *shell_of(command)),
             environment=environment,
             folder=str(files.work),
             rlimits=limits,

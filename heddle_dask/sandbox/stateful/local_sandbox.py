@@ -24,6 +24,8 @@ from heddle_dask.sandbox.stateful.contract import (
     SandboxSpec,
     StatefulSandbox,
 )
+from heddle_dask.sandbox.stateful.image_directory import ImageDirectory
+from heddle_dask.sandbox.stateful.image_kind import ImageKind
 from heddle_dask.sandbox.stateful.keeper import MAX_STARTS, SandboxKeeper
 from heddle_dask.sandbox.stateful.kinds import SandboxKind, kind_named
 from heddle_dask.sandbox.stateful.supervised_command import SupervisedCommand
@@ -48,10 +50,14 @@ class LocalSandbox:
     ) -> None:
         self._name = name
         self._spec = spec
-        self._kind = kind
+        self._kind = ImageKind(kind) if spec.image and not isinstance(kind, ImageKind) else kind
         self._base = base
         self._accounting = accounting
-        self._files = WorkDirectory(base, name, private_user=kind.private_user)
+        self._files = (
+            ImageDirectory(base, name, spec, private_user=kind.private_user)
+            if spec.image
+            else WorkDirectory(base, name, private_user=kind.private_user)
+        )
         self._services: dict[str, SupervisedCommand] = {}
         self._held: dict[SupervisedCommand, None] = {}  # all that lives in it: the command and the services
         self._pace = Pace()
@@ -134,7 +140,7 @@ class LocalSandbox:
 
     def _without_places(self, result: ExecResult) -> ExecResult:
         """The outputs without what differs between two sandboxes with the same files: path and user id."""
-        names = {str(self._files.work): WORK, str(self._files.tmp): "/tmp"}
+        names = {str(self._files.work): WORK, str(self._files.tmp): "/tmp", str(self._files.path): "/sandbox"}
         if self._files.uid is not None:
             names[str(self._files.uid)] = "1000"
         out, err = result.stdout, result.stderr

@@ -65,22 +65,19 @@ class WorkDirectory:
             ["cp", "-a", "--reflink=auto", str(other.work), str(other.tmp), str(self.path)],
             capture_output=True,
             text=True,
-            errors="replace",
         )
         if copied.returncode:
             raise SandboxFailed(f"sandbox: its files were not copied: {copied.stderr.strip()[:300]}")
         if self.uid is not None:
             owner = f"{self.uid}:{self.uid}"
-            owned = subprocess.run(["chown", "-Rh", owner, "--", str(self.work), str(self.tmp)], capture_output=True)
-            if owned.returncode:
-                raise SandboxFailed("sandbox: its files were copied, and could not be given to its user")
+            subprocess.run(["chown", "-Rh", owner, "--", str(self.work), str(self.tmp)], check=True)
 
     def _give(self, path: Path) -> None:
         if self.uid is not None:
             os.chown(path, self.uid, self.uid)
 
     def put(self, path: str, content: bytes) -> None:
-        parts = PurePosixPath(relative_path(path)).parts
+        parts = self._parts(path)
         folder = self._open_folder(parts[:-1], make=True)
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -99,7 +96,7 @@ class WorkDirectory:
             os.close(folder)
 
     def get(self, path: str, most_bytes: int) -> bytes:
-        parts = PurePosixPath(relative_path(path)).parts
+        parts = self._parts(path)
         folder = self._open_folder(parts[:-1], make=False)
         try:
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -116,9 +113,16 @@ class WorkDirectory:
             raise SandboxFailed(f"sandbox file {path!r}: it is longer than {most_bytes:,} bytes")
         return content
 
+    def _top(self) -> Path:
+        """The folder below which all paths are."""
+        return self.work
+
+    def _parts(self, path: str) -> tuple[str, ...]:
+        return PurePosixPath(relative_path(path)).parts
+
     def _open_folder(self, parts: tuple[str, ...], *, make: bool) -> int:
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-        handle = os.open(self.work, flags)
+        handle = os.open(self._top(), flags)
         for part in parts:
             try:
                 if make:
@@ -149,19 +153,18 @@ def reap(base: Path) -> list[str]:
 
     Their processes have ended with the worker: the supervisor of each command sees its end.
     """
-    reaped = [path for path in sorted(base.glob(f"{_PREFIX}*")) if _is_left(path)]
-    for path in reaped:
+    reaped = []
+    for path in sorted(base.glob(f"{_PREFIX}*")):
+        try:
+            owner = json.loads((path / _OWNER).read_text())
+            lives = start_of(int(owner["pid"])) == int(owner["started"])
+            if owner["host"] != os.uname().nodename or lives:
+                continue
+        except FileNotFoundError:
+            if start_of(int(path.name.split("-")[1])):
+                continue  # it is being made
+        except (ValueError, KeyError, TypeError):
+            pass  # half written when the machine went down
         remove(str(path))
-    return [path.name for path in reaped]
-
-
-def _is_left(path: Path) -> bool:
-    """Whether no process owns this directory any more."""
-    try:
-        owner = json.loads((path / _OWNER).read_text(encoding="ascii"))
-        return bool(owner["host"] == os.uname().nodename and start_of(int(owner["pid"])) != int(owner["started"]))
-    except FileNotFoundError:
-        pid = path.name.split("-")[1]
-        return not (pid.isdecimal() and start_of(int(pid)))  # else it is being made
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        return True  # half written when the machine went down
+        reaped.append(path.name)
+    return reaped

@@ -14,7 +14,7 @@ from heddle_dask.environments.actions import ActionKind, FunctionCall
 from heddle_dask.live.driver.programs.action_calls import ActionCalls, SandboxUse
 from heddle_dask.live.driver.programs.branch import BranchPort
 from heddle_dask.live.worker.sandbox_host import perform_in_sandbox
-from heddle_dask.sandbox.stateful.contract import ExecResult, SandboxSpec, relative_path
+from heddle_dask.sandbox.stateful.contract import ExecResult, SandboxSpec
 from heddle_dask.sandbox.stateful.orders import (
     Compared,
     ExecOperation,
@@ -84,10 +84,10 @@ class LiveSandbox:
 
     async def put(self, path: str, content: bytes | str) -> None:
         data = content.encode() if isinstance(content, str) else bytes(content)
-        await self._perform(PutOperation(relative_path(path), data), label=_FILE_LABEL)
+        await self._perform(PutOperation(self._spec.checked_path(path), data), label=_FILE_LABEL)
 
     async def get(self, path: str, *, most_bytes: int = 16 << 20) -> bytes:
-        content: bytes = await self._perform(GetOperation(relative_path(path), most_bytes), label=_FILE_LABEL)
+        content: bytes = await self._perform(GetOperation(self._spec.checked_path(path), most_bytes), label=_FILE_LABEL)
         return content
 
     async def fork(self) -> LiveSandbox:
@@ -109,7 +109,7 @@ class LiveSandbox:
         needs: Needs | None = None,
         cpus: Given | None = None,
     ) -> Any:
-        await self._port.services.roots.used(self._spec.root)
+        self._spec = await self._port.services.roots.identified(self._spec)
         async with self._one_at_a_time:
             if self._closed:
                 raise RuntimeError("sandbox: it was closed")

@@ -1,0 +1,111 @@
+"""The directory of one sandbox of an image: all of its files lie in the layer over the image."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from heddle_dask.sandbox.confinement import DiskUsage
+from heddle_dask.sandbox.images.cache import IMAGE_UID, HeldImage, UnpackedImage
+from heddle_dask.sandbox.images.writable_layer import CopiedLayer, OverlayLayer, WritableLayer, acting_as
+from heddle_dask.sandbox.program_files import deleted_usage
+from heddle_dask.sandbox.stateful.contract import SandboxFailed, SandboxGone, SandboxSpec, absolute_path
+from heddle_dask.sandbox.stateful.work_directory import WorkDirectory
+
+_LOG = logging.getLogger(__name__)
+
+
+class ImageDirectory(WorkDirectory):
+    """Files of one sandbox of an image.
+
+    Parameters
+    ----------
+    spec
+        Of the sandbox; its image is unpacked when the directory is made.
+    """
+
+    def __init__(self, base: Path, name: str, spec: SandboxSpec, *, private_user: bool) -> None:
+        super().__init__(base, name, private_user=private_user)
+        self.uid = IMAGE_UID if private_user else None
+        self._spec = spec
+        self._held: HeldImage | None = None
+        self._layer: WritableLayer | None = None
+
+    @property
+    def image(self) -> UnpackedImage:
+        assert self._held is not None
+        return self._held.image
+
+    @property
+    def layer(self) -> WritableLayer:
+        if self._layer is None:
+            raise SandboxGone("sandbox: its files are gone")
+        return self._layer
+
+    def make(self) -> None:
+        self._make_shell()
+        self._hold()
+        if self._spec.network:
+            with contextlib.suppress(
+                OSError, SandboxFailed
+            ):  # this machine asks no name server, or the image has its own
+                self.put("/etc/resolv.conf", Path("/etc/resolv.conf").read_bytes())
+
+    def copy_of(self, other: WorkDirectory) -> None:
+        assert isinstance(other, ImageDirectory)
+        self._make_shell()
+        for name in ("upper", "copy"):
+            if (other.path / name).exists():
+                self._copy(other.path / name)
+        self._hold()
+
+    def _copy(self, folder: Path) -> None:
+        copied = subprocess.run(
+            ["cp", "-a", "--reflink=auto", str(folder), str(self.path)], capture_output=True, text=True
+        )
+        if copied.returncode:
+            raise SandboxFailed(f"sandbox: its files were not copied: {copied.stderr.strip()[:300]}")
+
+    def _hold(self) -> None:
+        self._held = HeldImage.of(self._spec.image, self._spec.image_digest)
+        try:
+            self._layer = OverlayLayer(self.image.root, self.path, self.uid)
+        except OSError as error:
+            _LOG.warning("no overlay for a sandbox of an image, its files are copied: %s", error)
+            self._layer = CopiedLayer(self.image.root, self.path, self.uid)
+
+    def put(self, path: str, content: bytes) -> None:
+        with acting_as(self.uid):
+            super().put(path, content)
+
+    def get(self, path: str, most_bytes: int) -> bytes:
+        with acting_as(self.uid):
+            return super().get(path, most_bytes)
+
+    def _top(self) -> Path:
+        return self.layer.root
+
+    def _parts(self, path: str) -> tuple[str, ...]:
+        return PurePosixPath(absolute_path(path, self.image.directory)).parts[1:]
+
+    def enter(self) -> tuple[str, ...]:
+        try:
+            return self.layer.enter()
+        except OSError as error:
+            raise SandboxGone(f"sandbox: {error}") from error
+
+    def usage(self, pids: Sequence[int] = ()) -> DiskUsage:
+        written, deleted = self.layer.usage(), deleted_usage(pids, os.stat(self.layer.root).st_dev)
+        return DiskUsage(written.used_bytes + deleted.used_bytes, written.files + deleted.files)
+
+    def delete(self) -> None:
+        layer, self._layer = self._layer, None
+        if layer is not None:
+            layer.close()
+        if self._held is not None:
+            self._held.release()
+        super().delete()
