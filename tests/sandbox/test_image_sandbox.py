@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +17,12 @@ import pytest
 from worlds import image_suite
 from worlds.image_files import ImageFiles, layer, layer_of, member, small_root
 
+from benchmarks.sandboxes import rows
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.program_sandbox import sandbox_spec
 from heddle_dask.sandbox.images import writable_layer
 from heddle_dask.sandbox.stateful.contract import SandboxSpec
+from heddle_dask.sandbox.stateful.work_directory import reap
 
 REPOSITORY = Path(__file__).parents[2]
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="no bwrap")
@@ -94,11 +97,54 @@ def test_an_ordinary_user_has_the_same(image: ImageFiles, public: Path) -> None:
     assert json.loads(done.stdout) == {"euid": 12345}
 
 
+def test_a_start_that_is_cancelled_leaves_nothing(image: ImageFiles, public: Path) -> None:
+    source = image.docker_tar(public / "image.tar")
+    asyncio.run(asyncio.wait_for(image_suite.check_cancelled(str(source), public / "boxes"), 200))
+
+
 def test_fifty_sandboxes_have_layers_of_their_own(image: ImageFiles, public: Path) -> None:
     source = image.docker_tar(public / "image.tar")
     took_s = asyncio.run(asyncio.wait_for(image_suite.check_fifty(str(source), public / "boxes"), 200))
     print(f"50 sandboxes had started after {took_s:.1f} s", file=sys.stderr)
     assert list((public / "boxes").iterdir()) == []
+
+
+_LIVES = """
+import asyncio, sys
+from pathlib import Path
+from heddle_dask.sandbox.stateful.contract import Command
+from worlds.image_suite import Boxes
+async def main():
+    box = await Boxes(sys.argv[1], Path(sys.argv[2])).started("one")
+    print(box._files.layer.enter()[-3], flush=True)
+    await box.exec(Command("sleep 600"))
+asyncio.run(main())
+"""
+
+
+def test_nothing_is_left_of_a_worker_that_is_killed(image: ImageFiles, public: Path) -> None:
+    source = image.docker_tar(public / "image.tar")
+    program = [sys.executable, "-c", _LIVES, str(source), str(public / "boxes")]
+    path = os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "tests")])
+    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(public)}
+    with subprocess.Popen(program, stdout=subprocess.PIPE, env=environment, text=True) as worker:
+        assert worker.stdout is not None
+        spaces = Path(worker.stdout.readline().partition("=")[2].strip()).parent  # /proc/PID/ns
+        assert spaces.exists()
+        worker.kill()
+    for _ in range(1000):
+        if not spaces.exists():
+            break
+        time.sleep(0.01)
+    assert not spaces.exists(), "the process that holds the layer lives on"
+    assert len(reap(public / "boxes")) == 1 and list((public / "boxes").iterdir()) == []
+
+
+def test_a_benchmark_tells_how_long_sandboxes_take(image: ImageFiles, public: Path) -> None:
+    machine, of_image = rows(image.docker_tar(public / "image.tar"), 2, 3)
+    assert (machine.of, machine.image_bytes, of_image.of) == ("machine", 0, "image")
+    assert of_image.image_bytes > 1 << 20 and 0 < of_image.start_s <= of_image.longest_start_s
+    assert of_image.unpack_s > 0 and of_image.all_started_s > 0
 
 
 def test_what_cannot_go_together_is_told() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -272,6 +273,15 @@ def test_processes_that_begin_at_once_unpack_one_time(tmp_path: Path) -> None:
         written = list(processes.map(_unpack_and_tell, [str(source)] * 4, [str(tmp_path)] * 4))
     assert sum(written) == len(TWO.layers)
     assert list(tmp_path.glob("*.new-*")) == []
+
+
+def test_what_a_killed_process_has_left_is_swept(tmp_path: Path) -> None:
+    for name in ("dead", "alive"):
+        (tmp_path / f"{name}.new-1" / "root").mkdir(parents=True)
+    with open(tmp_path / "alive.lock", "wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        cache.sweep(tmp_path)
+    assert [each.name for each in tmp_path.glob("*.new-*")] == ["alive.new-1"]
 
 
 def test_the_longest_unused_image_goes_when_room_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,7 +163,7 @@ def running_with(*words: str) -> list[int]:
             line = " ".join(process.cmdline())
         except psutil.Error:
             continue
-        found += [process.pid for word in words if word in line and "pytest" not in line]
+        found += [process.pid for word in words if word in line and "tests" not in line]
     return found
 
 

@@ -137,6 +137,20 @@ async def _check_variables(base: Path, boxes: Boxes) -> None:
     assert list(base.iterdir()) == [], "sandboxes are left"
 
 
+async def check_cancelled(image: str, base: Path) -> None:
+    """Starts that are cancelled at any moment leave nothing."""
+    boxes = Boxes(image, base)
+    for milliseconds in (0, 1, 5, 20, 40, 80, 160):
+        box = LocalSandbox(f"at {milliseconds}", boxes.spec, kind_named(""), base, ProcessAccounting())
+        starting = asyncio.ensure_future(box.start())
+        await asyncio.sleep(milliseconds / 1000)
+        starting.cancel()
+        await asyncio.wait({starting})
+        await box.stop()
+    await (await boxes.started("last")).stop()
+    assert list(base.iterdir()) == [], "sandboxes are left"
+
+
 async def check_fifty(image: str, base: Path) -> float:
     """Fifty sandboxes at once, each with files of its own; returns the seconds until all had started."""
     boxes = Boxes(image, base)

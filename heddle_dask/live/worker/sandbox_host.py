@@ -14,6 +14,7 @@ from heddle_dask.core.errors import HeddleError
 from heddle_dask.isolation.granted import granted
 from heddle_dask.live.wire.transport import send
 from heddle_dask.live.wire.worker_messages import SilenceReport
+from heddle_dask.sandbox.images.cache import images_directory, sweep
 from heddle_dask.sandbox.program_files import reap_folders
 from heddle_dask.sandbox.stateful.contract import SandboxFailed, SandboxSpec, StatefulSandbox
 from heddle_dask.sandbox.stateful.local_sandbox import close_keeper_of_loop, keeper_of_loop, sandboxes_directory
@@ -60,6 +61,7 @@ async def reap_stale_sandboxes() -> None:
     """Delete what workers that died have left on this machine."""
     with contextlib.suppress(HeddleError):  # said again to the first program that wants a sandbox
         await asyncio.to_thread(lambda: reap(sandboxes_directory()))
+        await asyncio.to_thread(lambda: sweep(images_directory()))
     await asyncio.to_thread(reap_folders)
 
 

@@ -60,6 +60,15 @@ def images_directory() -> Path:
     return directory_of_user("heddle-images")
 
 
+def sweep(directory: Path) -> None:
+    """Delete what processes that died while they unpacked an image have left."""
+    for left in directory.glob("*.new-*"):
+        entry = directory / left.name.partition(".new-")[0]
+        with contextlib.suppress(OSError), open(f"{entry}.lock", "ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while a process unpacks it
+            remove(str(left))
+
+
 def image_digest(source: str) -> str:
     """What names the content of an image; empty if it is not on this machine."""
     path = Path(source)

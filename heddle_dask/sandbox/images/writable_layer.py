@@ -95,6 +95,7 @@ class OverlayLayer:
         if any(letter in f"{lower}{folder}" for letter in ',:\\"'):
             raise OSError(f"the kernel takes no path such as {folder} for an overlay")
         os.setxattr(self._upper, "user.heddle", b"1")  # without such attributes no folder can replace another
+        os.removexattr(self._upper, "user.heddle")
         options = f"lowerdir={lower},upperdir={self._upper},workdir={folder / 'scratch'},userxattr"
         argv = [*as_user(uid), _program("unshare"), "--user", "--map-root-user", "--mount", "--"]
         argv += ["/bin/sh", "-c", _HOLD, options, self.inside]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import os
@@ -25,7 +26,7 @@ class ImageDirectory(WorkDirectory):
     Parameters
     ----------
     spec
-        Of the sandbox; its image is unpacked when the directory is made.
+        Of the sandbox; its image is unpacked before the directory is made (`unpack`).
     """
 
     def __init__(self, base: Path, name: str, spec: SandboxSpec, *, private_user: bool) -> None:
@@ -45,6 +46,18 @@ class ImageDirectory(WorkDirectory):
         if self._layer is None:
             raise SandboxGone("sandbox: its files are gone")
         return self._layer
+
+    async def unpack(self) -> None:
+        """Unpack the image if no sandbox of this machine has; after a cancellation, that goes on for the next one."""
+        unpacking = asyncio.ensure_future(asyncio.to_thread(self._image))
+        try:
+            self._held = await asyncio.shield(unpacking)
+        except asyncio.CancelledError:
+            unpacking.add_done_callback(_release)
+            raise
+
+    def _image(self) -> HeldImage:
+        return HeldImage.of(self._spec.image, self._spec.image_digest)
 
     def make(self) -> None:
         self._make_shell()
@@ -71,7 +84,7 @@ class ImageDirectory(WorkDirectory):
             raise SandboxFailed(f"sandbox: its files were not copied: {copied.stderr.strip()[:300]}")
 
     def _hold(self) -> None:
-        self._held = HeldImage.of(self._spec.image, self._spec.image_digest)
+        self._held = self._held or self._image()
         try:
             self._layer = OverlayLayer(self.image.root, self.path, self.uid)
         except OSError as error:
@@ -109,3 +122,8 @@ class ImageDirectory(WorkDirectory):
         if self._held is not None:
             self._held.release()
         super().delete()
+
+
+def _release(unpacking: asyncio.Future[HeldImage]) -> None:
+    if not unpacking.cancelled() and unpacking.exception() is None:
+        unpacking.result().release()

@@ -10,6 +10,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.sandbox.confinement import DiskUsage
@@ -66,8 +67,10 @@ class LocalSandbox:
 
     async def start(self) -> None:
         """See the contract; a first command shows whether the kind works here."""
+        if isinstance(self._files, ImageDirectory):
+            await self._files.unpack()
         try:
-            await asyncio.to_thread(self._files.make)
+            await _to_its_end(self._files.make)
         except OSError as error:
             raise SandboxFailed(f"sandbox: no directory in {self._base}: {error.strerror}") from error
         probe = await self.exec(Command("test -d . && echo ready", timeout_s=_PROBE_S))
@@ -159,14 +162,12 @@ class LocalSandbox:
 
     async def fork(self, name: str) -> LocalSandbox:
         copy = LocalSandbox(name, self._spec, self._kind, self._base, self._accounting)
-        copying = asyncio.ensure_future(asyncio.to_thread(copy._files.copy_of, self._files))
         try:
-            await asyncio.shield(copying)
+            await _to_its_end(copy._files.copy_of, self._files)
         except OSError as error:
             await copy.stop()
             raise SandboxFailed(f"sandbox: its files were not copied: {error.strerror}") from error
         except BaseException:
-            await asyncio.wait({copying})
             await copy.stop()
             raise
         return copy
@@ -179,6 +180,16 @@ class LocalSandbox:
                 await service.end()
         # In a thread without an await in between, so that a second cancellation cannot prevent it.
         await asyncio.to_thread(self._files.delete)
+
+
+async def _to_its_end(function: Callable[..., None], *given: Any) -> None:
+    """Run a function in a thread; a cancellation waits for its end: what it has made can then be deleted."""
+    running = asyncio.ensure_future(asyncio.to_thread(function, *given))
+    try:
+        await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait({running})
+        raise
 
 
 RemoteMaker = Callable[[str, SandboxSpec], StatefulSandbox]
