@@ -10,7 +10,6 @@ import random
 import tarfile
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from hashlib import sha256
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ def test_each_form_is_the_same_image(form: str, tmp_path: Path) -> None:
     source = FORMS[form](TWO, tmp_path / "image")
     held = HeldImage.of(str(source), base=tmp_path)
     found = held.image
-    assert found.digest == f"sha256:{sha256(TWO.config).hexdigest()}" == image_digest(str(source))
+    assert found.digest == image_digest(str(source)) == image_digest(str(TWO.docker_tar(tmp_path / "docker.tar")))
     assert (found.uid, found.gid, found.home, found.directory) == (1234, 77, "/home/me", "/app")
     assert found.environment == (("A", "1"), ("B", "x=y"))
     root = Path(found.root)
@@ -179,6 +178,9 @@ def test_a_bomb_is_cut_at_its_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     bomb = ImageFiles([layer([member("zeros", bytes(50_000_000))])])
     with pytest.raises(BadImage, match="larger than the room"):
         HeldImage.of(str(bomb.layout(tmp_path / "packed")), base=tmp_path)
+    with pytest.raises(BadImage, match="compressed by zstd: copy it again"):
+        packed = ImageFiles([b"\x28\xb5\x2f\xfd" + bytes(600)])
+        HeldImage.of(str(packed.docker_tar(tmp_path / "zstd")), base=tmp_path)
     long_name = tarfile.TarInfo("x" * 3_000_000)
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -268,7 +270,8 @@ _counted.count = 0  # type: ignore[attr-defined]
 
 def test_processes_that_begin_at_once_unpack_one_time(tmp_path: Path) -> None:
     source = TWO.docker_tar(tmp_path / "image.tar")
-    (tmp_path / f"{sha256(TWO.config).hexdigest()}.new-left").mkdir()  # of a process that was killed
+    digest = image_digest(str(source)).removeprefix("sha256:")
+    (tmp_path / f"{digest}.new-left").mkdir()  # of a process that was killed
     with ProcessPoolExecutor(4, mp_context=get_context("fork")) as processes:
         written = list(processes.map(_unpack_and_tell, [str(source)] * 4, [str(tmp_path)] * 4))
     assert sum(written) == len(TWO.layers)
@@ -301,5 +304,11 @@ def test_the_longest_unused_image_goes_when_room_is_short(tmp_path: Path, monkey
 
 def test_a_run_knows_an_image_by_its_content(tmp_path: Path) -> None:
     digests = {root_digest(str(make(TWO, tmp_path / name))) for name, make in FORMS.items()}
+    # Programs that copy images write their configuration anew.
+    config = json.dumps({**json.loads(TWO.config), "created": "today"}, indent=1).encode()
+    digests.add(root_digest(str(TWO.docker_tar(tmp_path / "copied", config))))
     assert len(digests) == 1 and "" not in digests
+    for name, value in (("Env", ["A=2", "B=x=y"]), ("User", "root"), ("WorkingDir", "/")):
+        other = ImageFiles(TWO.layers, {**TWO.settings, name: value})
+        assert root_digest(str(other.docker_tar(tmp_path / "other"))) not in digests
     assert root_digest(str(image([member("x")]).docker_tar(tmp_path / "other"))) not in digests

@@ -1,7 +1,8 @@
 """An image in a file or a folder: its configuration, and the layers that make its files. Nothing read is trusted.
 
 Three forms are known: the tar of ``docker save`` (``manifest.json``), an OCI layout in a tar, and one in a folder. An
-image has the same digest in each, that of its configuration, which names every layer by its content.
+image has the same digest in each: its layers are known by their content, and of its configuration only what is used
+here counts, because programs that copy images write the rest in ways of their own.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class ImageDescription:
     Attributes
     ----------
     digest
-        Of its configuration, and by it of its layers.
+        Of the digests of its layers, and of all that follows.
     layers
         The lowest first.
     environment
@@ -264,10 +265,9 @@ def _description(config: bytes, places: list[str]) -> ImageDescription:
         raise BadImage(f"its configuration names {len(digests)} layers, and it has {len(places)}: copy it again")
     runs = _table(form.get("config") or {}, "its configuration")
     pairs = [each.partition("=") for each in _list_of(str, runs.get("Env") or [], "its variables")]
-    return ImageDescription(
-        digest=f"sha256:{sha256(config).hexdigest()}",
-        layers=tuple(ImageLayer(*each) for each in zip(places, digests, strict=True)),
-        environment=tuple((name, _text(value, "a variable")) for name, _, value in pairs if name and "\0" not in name),
-        user=_text(runs.get("User") or "", "its user"),
-        directory=_text(runs.get("WorkingDir") or "", "its working directory"),
-    )
+    environment = tuple((name, _text(value, "a variable")) for name, _, value in pairs if name and "\0" not in name)
+    user = _text(runs.get("User") or "", "its user")
+    directory = _text(runs.get("WorkingDir") or "", "its working directory")
+    content = json.dumps([digests, environment, user, directory]).encode()
+    layers = tuple(ImageLayer(*each) for each in zip(places, digests, strict=True))
+    return ImageDescription(f"sha256:{sha256(content).hexdigest()}", layers, environment, user, directory)

@@ -34,7 +34,7 @@ class LayerStream:
         beginning = file.read(4)
         file.seek(0)
         if beginning == b"\x28\xb5\x2f\xfd":
-            raise BadImage("a layer is compressed by zstd: copy it with skopeo copy --dest-compress-format gzip")
+            raise BadImage("a layer is compressed by zstd: copy it again, with skopeo copy to docker-archive:")
         packed = beginning[:2] == b"\x1f\x8b"
         self._file: IO[bytes] = gzip.GzipFile(fileobj=file, mode="rb") if packed else file  # type: ignore[assignment]
         self._left_bytes = most_bytes
