@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     __version__: str
     from heddle_dask.apis.http_calls import HttpAnswer, http_call
-    from heddle_dask.apis.rewarded import FunctionReward, HttpReward, ServiceReward, rewarded
+    from heddle_dask.apis.remote_model import RemoteModel
+    from heddle_dask.apis.rewarded import FunctionReward, HttpReward, JudgeReward, ServiceReward, rewarded
     from heddle_dask.core.errors import BadInput
     from heddle_dask.core.needs import Needs
     from heddle_dask.core.nouns import DurationProfile
@@ -55,6 +56,8 @@ _PLACES = {
     "FunctionReward": "heddle_dask.apis.rewarded",
     "HttpAnswer": "heddle_dask.apis.http_calls",
     "HttpReward": "heddle_dask.apis.rewarded",
+    "JudgeReward": "heddle_dask.apis.rewarded",
+    "RemoteModel": "heddle_dask.apis.remote_model",
     "LocalRolloutCluster": "heddle_dask.live.clusters.local",
     "Needs": "heddle_dask.core.needs",
     "Output": "heddle_dask.live.driver.inputs.rollout_inputs",
@@ -101,6 +104,7 @@ __all__ = [
     "FunctionReward",
     "HttpAnswer",
     "HttpReward",
+    "JudgeReward",
     "LocalRolloutCluster",
     "Needs",
     "Output",
@@ -108,6 +112,7 @@ __all__ = [
     "Pools",
     "QuotaWindow",
     "RateLimited",
+    "RemoteModel",
     "Reply",
     "Retry",
     "RetryPolicy",

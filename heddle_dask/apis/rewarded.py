@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from heddle_dask.apis.http_calls import http_call
-from heddle_dask.core.errors import BadInput, check_seconds
+from heddle_dask.chat.reply_parts import answer_of
+from heddle_dask.core.errors import BadInput, check_count, check_seconds
 from heddle_dask.core.needs import Needs
 from heddle_dask.environments.base import Context, Environment, Reward, Task
 from heddle_dask.environments.input_identity import code_digest
+from heddle_dask.environments.judging import JUDGE_PROMPT, filled, read_score
 from heddle_dask.environments.rewards import RewardContext, Transcript, group_reward_hook
 
 
@@ -145,6 +147,63 @@ class ServiceReward:
         return score
 
 
+@dataclass(frozen=True, slots=True)
+class JudgeReward:
+    """The verdict of a language model, a service or an endpoint (`Context.judge`), on each attempt.
+
+    Attributes
+    ----------
+    service
+        As declared with the run (`Pools`).
+    prompt
+        Its fields in braces are ``question`` (the task's prompt), ``response`` (the last reply behind its thinking),
+        ``transcript`` (the whole text), and the keys of the task's payload, such as ``answer``.
+    read
+        Takes the reply of the judge and gives the number; None: it has no verdict. The reward is unknown then.
+    timeout_s
+        None: `Budget.tool_timeout_s`.
+    """
+
+    service: str
+    prompt: str = JUDGE_PROMPT
+    read: Callable[[str], Any] = read_score
+    max_tokens: int = 1024
+    temperature: float = 0.0
+    timeout_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("service", "prompt"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise BadInput(f"reward: {name} is {getattr(self, name)!r}: use a text")
+        if not callable(self.read):
+            raise BadInput(f"reward: read is {self.read!r}: use a function of the reply")
+        check_count("reward: max_tokens", self.max_tokens)
+        _check_limit(self.timeout_s)
+
+    @property
+    def needs(self) -> Needs:
+        """Its service."""
+        return Needs(service=self.service)
+
+    async def of(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float | Reward | None:
+        """See `GivenReward`."""
+        fields: dict[str, Any] = {
+            **task.payload,
+            "question": task.prompt,
+            "response": answer_of(transcript.replies[-1]) if transcript.replies else "",
+            "transcript": transcript.text,
+        }
+        verdict = await ctx.judge(
+            self.service,
+            filled(self.prompt, fields),
+            read=self.read,
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            timeout_s=self.timeout_s,
+        )
+        return Reward.of(verdict)
+
+
 def _check_limit(timeout_s: object) -> None:
     if timeout_s is not None and timeout_s != math.inf:
         check_seconds("reward: timeout_s", timeout_s)
@@ -167,6 +226,8 @@ def _identity_of(reward: GivenReward) -> str:
             return reward.url.partition("?")[0]  # what follows may be a secret
         case ServiceReward():
             return f"service {reward.service}{', as text' if reward.as_text else ''}"
+        case JudgeReward():
+            return f"judge {reward.service}: {code_digest(reward.read)} {reward.prompt}"
     return code_digest(reward.of)
 
 
@@ -200,7 +261,7 @@ def rewarded(environment: Environment, reward: GivenReward | Callable[..., Any] 
     Parameters
     ----------
     reward
-        A `FunctionReward`, `ServiceReward`, `HttpReward` or another `GivenReward`; a function
+        A `FunctionReward`, `ServiceReward`, `JudgeReward`, `HttpReward` or another `GivenReward`; a function
         ``reward(task, transcript)``; or a text: ``package.module:function`` or the URL of an endpoint.
 
     Raises
@@ -217,7 +278,7 @@ def rewarded(environment: Environment, reward: GivenReward | Callable[..., Any] 
     if callable(reward):
         return RewardedEnvironment(environment, FunctionReward(reward))
     raise BadInput(
-        f"reward is {reward!r}: use a function, FunctionReward(…), ServiceReward(…), HttpReward(…) or its URL"
+        f"reward is {reward!r}: use a function, FunctionReward(…), ServiceReward(…), JudgeReward(…) or HttpReward(…)"
     )
 
 

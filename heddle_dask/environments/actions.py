@@ -1,7 +1,7 @@
 """Actions: what an agent program and the hook of a reward may ask of the tool pool and of model services.
 
-Here alone are the parameters of `call`, `score` and `logprobs`; a context that offers them carries out what they make
-of their arguments.
+Here alone are the parameters of `call`, `score`, `logprobs` and `judge`; a context that offers them carries out what
+they make of their arguments.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args
 
-from heddle_dask.core.errors import BadInput, is_finite
+from heddle_dask.core.errors import BadInput, check_count, is_finite
 from heddle_dask.core.needs import Given, Needs
+from heddle_dask.environments.judging import Unreadable, messages_of, read_score, verdict_of
 
 ActionKind = Literal["tool", "reward"]
 
@@ -76,16 +77,40 @@ class ServiceCall:
     Attributes
     ----------
     inputs
-        Texts and token ids, or the token ids whose logprobs are asked for; None: the tokens of the context.
+        Texts and token ids, or the token ids whose logprobs are asked for, or the messages for a judge; None: the
+        tokens of the context.
     """
 
-    asked: Literal["score", "logprobs"]
+    asked: Literal["score", "logprobs", "judge"]
     service: str
     inputs: Any = None
     start: int = 1
     gpus: Given = 0
     kind: ActionKind = "reward"
     timeout_s: float | None = None
+    max_tokens: int = 1024
+    temperature: float = 0.0
+
+
+class ActionFailed(Exception):
+    """A function given to `Context.call` raised, timed out or was lost; the message says which and why.
+
+    Attributes
+    ----------
+    cause
+        ``"raised"``, ``"timeout"``, ``"memory"``, ``"disk"``, ``"processes"``, ``"lost"``; or, for a call of an
+        API that was repeated in vain, ``"rate-limited"`` or ``"unavailable"``.
+    detail
+        The remote traceback, or a sentence.
+    output
+        The end of what it had printed.
+    """
+
+    def __init__(self, cause: str, message: str, detail: str = "", output: str = "") -> None:
+        super().__init__(message)
+        self.cause = cause
+        self.detail = detail
+        self.output = output
 
 
 class ActionContext(Protocol):
@@ -164,7 +189,8 @@ class ActionContext(Protocol):
         BadInput
             The service is not declared, does not score, or a parameter is not allowed.
         """
-        return await self._ask_service(ServiceCall("score", service, inputs, 1, gpus, kind, timeout_s))
+        scores: list[float] = await self._ask_service(ServiceCall("score", service, inputs, 1, gpus, kind, timeout_s))
+        return scores
 
     async def logprobs(
         self,
@@ -188,10 +214,55 @@ class ActionContext(Protocol):
             Position of the first token that is asked for, at least 1. The answer has one logprob for each token from
             there on, given all tokens before it.
         """
-        return await self._ask_service(ServiceCall("logprobs", service, token_ids, start, gpus, kind, timeout_s))
+        asked = ServiceCall("logprobs", service, token_ids, start, gpus, kind, timeout_s)
+        logprobs: list[float] = await self._ask_service(asked)
+        return logprobs
+
+    async def judge(
+        self,
+        service: str,
+        prompt: str | Sequence[Mapping[str, str]],
+        *,
+        read: Callable[[str], Any] = read_score,
+        max_tokens: int = 1024,
+        temperature: float = 0.0,
+        gpus: Given = 0,
+        kind: ActionKind = "reward",
+        timeout_s: float | None = None,
+    ) -> Any:
+        """The verdict of a language model: a model service with one (`ServiceSpec`), or an endpoint (`RemoteModel`).
+
+        An action, as `score`; the other parameters are the same. Of an endpoint it takes of the quota of its name.
+
+        Parameters
+        ----------
+        prompt
+            A text, or messages ``{"role": …, "content": …}``; the service's own chat template renders them.
+        read
+            Takes what the reply says behind its thinking and gives the verdict: a finite number, or anything else;
+            None: the reply has none. ``str`` gives the reply itself.
+        max_tokens
+            Longest reply, thinking included.
+
+        Raises
+        ------
+        ActionFailed
+            As `score`; or, with the cause ``"raised"``, the reply was cut at `max_tokens` or has no verdict.
+        BadInput
+            The service is not declared or has no language model, or a parameter is not allowed.
+        """
+        messages = messages_of(prompt)
+        check_count("judge: max_tokens", max_tokens)
+        if not (is_finite(temperature) and temperature >= 0):
+            raise BadInput(f"judge: temperature is {temperature!r}: use a number from 0 on")
+        asked = ServiceCall("judge", service, messages, 1, gpus, kind, timeout_s, max_tokens, float(temperature))
+        try:
+            return verdict_of(await self._ask_service(asked), read)
+        except Unreadable as error:
+            raise ActionFailed("raised", f"judge {service}: {error}") from error
 
     async def _perform(self, call: FunctionCall) -> Any:
         """The value of a function, which runs as an action."""
 
-    async def _ask_service(self, asked: ServiceCall) -> list[float]:
+    async def _ask_service(self, asked: ServiceCall) -> Any:
         """The answer of a model service."""

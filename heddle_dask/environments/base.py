@@ -20,6 +20,7 @@ from heddle_dask.core.errors import BadInput, encodable_text, is_finite, text_of
 from heddle_dask.core.needs import Needs
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.environments.actions import ActionContext
+from heddle_dask.environments.actions import ActionFailed as ActionFailed
 from heddle_dask.environments.program_sandbox import ProgramSandbox, sandbox_spec
 from heddle_dask.sandbox.stateful.contract import SandboxSpec
 
@@ -202,27 +203,6 @@ def stored_metadata(metadata: object) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise BadInput(f"metadata: not JSON-able: {error}") from None
     raise BadInput(f"metadata is {metadata!r}: use a mapping of names to JSON values")
-
-
-class ActionFailed(Exception):
-    """A function given to `Context.call` raised, timed out or was lost; the message says which and why.
-
-    Attributes
-    ----------
-    cause
-        ``"raised"``, ``"timeout"``, ``"memory"``, ``"disk"``, ``"processes"``, ``"lost"``; or, for a call of an
-        API that was repeated in vain, ``"rate-limited"`` or ``"unavailable"``.
-    detail
-        The remote traceback, or a sentence.
-    output
-        The end of what it had printed.
-    """
-
-    def __init__(self, cause: str, message: str, detail: str = "", output: str = "") -> None:
-        super().__init__(message)
-        self.cause = cause
-        self.detail = detail
-        self.output = output
 
 
 class EnvironmentFailed(Exception):

@@ -37,7 +37,7 @@ class Granted:
     adopt
         Takes the pid of a process that was started for the action, and holds it to the limits of the action.
     use
-        Takes tokens and cost that its call of an API has used (`report_use`).
+        Takes tokens and cost that its call of an API has used (`report_use`); what is below 0 is not said.
     """
 
     cpus: int = 1
@@ -76,20 +76,22 @@ def granted() -> Granted | None:
     return _running.get()
 
 
-def report_use(tokens: int = 0, cost: float = 0.0) -> None:
+def report_use(tokens: int | None = None, cost: float | None = None) -> None:
     """Say in a tool what its call of an API has used: that counts in the quota in place of what `Needs` declares.
 
-    Several reports of one action add up. `http_call` reports the tokens of replies in OpenAI's form by itself.
+    What is None is not said. Several reports of one action add up. `http_call` reports the tokens of replies in
+    OpenAI's form by itself.
 
     Raises
     ------
     BadInput
         They are no such numbers.
     """
-    if type(tokens) is not int or not (is_finite(cost) and 0 <= min(tokens, cost) <= max(tokens, cost) < 2**40):
-        raise BadInput(f"report_use: tokens is {tokens!r}, cost is {cost!r}: use numbers from 0 to 2**40")
+    for said in (tokens, cost):
+        if said is not None and not (is_finite(said) and 0 <= said < 2**40 and (said is cost or type(said) is int)):
+            raise BadInput(f"report_use: tokens is {tokens!r}, cost is {cost!r}: use numbers from 0 to 2**40, or None")
     if (given := granted()) is not None:
-        given.use(tokens, cost)
+        given.use(-1 if tokens is None else tokens, -1.0 if cost is None else cost)
 
 
 @contextmanager

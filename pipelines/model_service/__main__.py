@@ -1,7 +1,7 @@
 """Serve one model on a Unix socket: ``python -m pipelines.model_service --socket PATH --model DIR``.
 
-``POST /load`` (places of devices) and ``POST /evict`` make it resident and remove it; ``POST /score`` and
-``POST /logprobs`` answer while it is resident. A worker that hosts model services starts it and gives the orders.
+``POST /load`` (places of devices) and ``POST /evict`` make it resident and remove it; ``POST /score``, ``/logprobs``
+and ``/judge`` answer while it is resident. A worker that hosts model services starts it and gives the orders.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ class Server:
         application.router.add_post("/evict", self.evict)
         application.router.add_post("/score", self.score)
         application.router.add_post("/logprobs", self.logprobs)
+        application.router.add_post("/judge", self.judge)
         return application
 
     async def health(self, request: web.Request) -> web.Response:
@@ -75,6 +76,13 @@ class Server:
             raise Refused(f"start is {start}: use 1 to {len(ids)}, the number of tokens")
         (found,) = await self._batches.answers([ids])
         return web.json_response({"logprobs": found[start - 1 :]})
+
+    async def judge(self, request: web.Request) -> web.Response:
+        self._check("replies", not self._model.scores)
+        body = await request.json()
+        limits = int(body["max_tokens"]), float(body["temperature"])
+        reply = functools.partial(self._model.reply, list(body["messages"]), *limits)
+        return web.json_response(await self._batches.between_passes(reply))
 
     def _check(self, asked: str, given: bool) -> None:
         if not given:

@@ -6,8 +6,9 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
+Value = TypeVar("Value")
 Pass = Callable[[Sequence[Sequence[int]]], Sequence[Any]]
 
 
@@ -56,6 +57,6 @@ class Batches:
                     if not future.done():
                         future.set_result(answer)
 
-    async def between_passes(self, function: Callable[[], None]) -> None:
+    async def between_passes(self, function: Callable[[], Value]) -> Value:
         async with self._alone:
-            await asyncio.get_running_loop().run_in_executor(self._thread, function)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function)

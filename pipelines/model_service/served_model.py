@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import gc
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+from jinja2 import TemplateError
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+)
 
 from pipelines.model_service.device import OccupiedPlaces
 from pipelines.model_service.host_copy import HostCopy, StoredTensor, bytes_of, read_checkpoint, write_copy
@@ -50,6 +58,8 @@ class ServedModel:
         self._tokenizer = AutoTokenizer.from_pretrained(directory)
         kind = AutoModelForSequenceClassification if self.scores else AutoModelForCausalLM
         self._model = kind.from_config(config).eval().requires_grad_(False)
+        stated = (directory / "generation_config.json").exists()
+        self._generation = GenerationConfig.from_pretrained(directory) if stated else self._model.generation_config
         self._names = _shared_names(self._model)
         self._places: OccupiedPlaces | None = None
         self.resident_bytes = 0
@@ -149,6 +159,29 @@ class ServedModel:
         logits = self._model(input_ids=ids, attention_mask=mask, use_cache=False).logits.float()
         chosen = torch.log_softmax(logits[:, :-1], -1).gather(-1, ids[:, 1:, None]).squeeze(-1)
         return [row[: len(tokens) - 1].tolist() for row, tokens in zip(chosen, batch, strict=True)]
+
+    @torch.inference_mode()
+    def reply(self, messages: Sequence[Mapping[str, str]], max_tokens: int, temperature: float) -> dict[str, str]:
+        """The reply to a chat, one at a time: its text, and whether it stopped by itself."""
+        if not self.resident:
+            raise NotResident("it is not resident")
+        template: Any = self._tokenizer.apply_chat_template
+        try:
+            ids = self.tokens_of(template(messages, add_generation_prompt=True, return_dict=False))
+        except TemplateError as error:
+            raise Refused(f"its chat template refuses the messages: {error}") from None
+        room = min(max_tokens, self._max_tokens - len(ids))
+        if room < 1:
+            raise Refused(f"the prompt has {len(ids)} tokens; the service takes {self._max_tokens}, reply included")
+        chosen = copy.deepcopy(self._generation)
+        chosen.update(max_new_tokens=room, do_sample=temperature > 0, temperature=temperature or None)
+        asked = torch.tensor([ids])
+        every = torch.ones_like(asked)
+        written = self._model.generate(asked, attention_mask=every, generation_config=chosen)[0, len(ids) :]
+        ends = self._generation.eos_token_id
+        stopped = int(written[-1]) in (ends if isinstance(ends, list) else [ends])
+        text = str(self._tokenizer.decode(written, skip_special_tokens=True))
+        return {"content": text, "finish_reason": "stop" if stopped else "length"}
 
 
 def _padded(batch: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:

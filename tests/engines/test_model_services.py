@@ -34,7 +34,7 @@ def test_a_service_travels_as_json_and_says_what_the_controller_needs(model_dir:
     facts = service.declared()
     assert (facts.name, facts.gpus, facts.batch, facts.load_s) == ("teacher", (1, 2, 4), 3, (0.5, 0.4, 0.3))
     assert facts.host_bytes == sum(file.stat().st_size for file in Path(model_dir).glob("*.safetensors"))
-    assert service.answers == {"logprobs"}
+    assert service.answers == {"logprobs", "judge"}
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from worlds.model_files import AGENT, classifier
@@ -28,12 +29,16 @@ def test_vllm_answers_as_the_cpu_back_end_and_an_eviction_frees_its_place(tmp_pa
     async def body() -> None:
         host = ModelHost(HostDevices(gpus=1), tmp_path / "logs", lambda *what: None)
         try:
-            wanted = {}
+            wanted: dict[str, Any] = {}
+            chat = [{"role": "user", "content": "What is 2+3?"}]
             for name, model in (("teacher", AGENT), ("scorer", scorer)):
                 await host.load(spec(f"cpu-{name}", model, "cpu"), CHUNK, cold=True, keep=True)
                 copy = host.resident(f"cpu-{name}", CHUNK)
                 if name == "teacher":
                     wanted[name] = await copy.server.logprobs(tokens, 1)
+                    wanted["judge"] = await copy.server.judge(chat, 64, 0.0)
+                    assert wanted["judge"]["finish_reason"] == "stop"
+                    assert (await copy.server.judge(chat, 4, 0.0))["finish_reason"] == "length"
                 else:
                     wanted[name] = await copy.server.score(["good", "a longer text", tokens])
                 await host.evict(f"cpu-{name}", CHUNK)
@@ -44,6 +49,8 @@ def test_vllm_answers_as_the_cpu_back_end_and_an_eviction_frees_its_place(tmp_pa
             assert await teacher.server.logprobs(tokens, 18) == pytest.approx(wanted["teacher"][17:], abs=2e-3)
             with pytest.raises(ServiceRefused):
                 await teacher.server.logprobs([1] * 300, 1)
+            assert await teacher.server.judge(chat, 64, 0.0) == wanted["judge"]
+            assert (await teacher.server.judge(chat, 4, 0.0))["finish_reason"] == "length"
             await host.evict("teacher", CHUNK)
             assert teacher.process_id == 0
             with pytest.raises(ServiceFailed):

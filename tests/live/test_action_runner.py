@@ -47,7 +47,7 @@ class Actions:
         self.pool = CpuPool(cpus, 4 << 30, folder / "scratch", folder, groups)
         self.runner = ActionRunner(self.pool)
         self.printed = ""
-        self.used: tuple[int, float] | None = None
+        self.used: tuple[int | None, float | None] = (None, None)
 
     async def __call__(
         self,
@@ -72,7 +72,7 @@ class Actions:
             return cloudpickle.loads(await asyncio.wait_for(running, timeout_s))
         finally:
             self.printed = lease.call.printed
-            self.used = lease.used
+            self.used = (lease.used_tokens, lease.used_cost)
 
 
 @pytest.fixture(params=["cgroups", "without"])
@@ -368,8 +368,10 @@ def test_what_a_call_has_used_of_its_api_comes_with_its_end(tmp_path: Path) -> N
             with pytest.raises(ToolRaised, match="unreadable"):
                 await actions(function, True)
             assert actions.used == (42, 0.25)
+        await actions(report_use, cost=0.5)
+        assert actions.used == (None, 0.5)
         await actions(its_cores)
-        assert actions.used is None
+        assert actions.used == (None, None)
 
     with_actions(tmp_path, FoundCgroups(), body)
     report_use(tokens=1)  # outside of an action: nothing counts it

@@ -80,6 +80,9 @@ class Judged:
                 logprobs = await ctx.logprobs("teacher", start=ctx.context_tokens - 5)
                 rounds.append([score, *logprobs])
             ctx.metadata["rounds"] = rounds
+            ctx.metadata["judged"] = await ctx.judge("teacher", "What is 2+3?", read=str, max_tokens=64)
+            with pytest.raises(ActionFailed, match="judge teacher: its reply was cut"):
+                await ctx.judge("teacher", "hello", max_tokens=4)
             return rounds[0][0]
         if kind == "holds":
             with pytest.raises(ActionFailed, match=r"holds_its_loop timeout: it ran past its limit of 3\.0 s"):
@@ -214,5 +217,6 @@ def test_services_take_turns_on_a_slot_too_small_for_both_and_survive_deaths(tmp
     assert list(replay(replayed, lines)) == []
     check_integrity(replayed.state)
     labels = {action.label for action in stored.trajectory(0).actions}
-    assert labels == {"score:reward-model", "logprobs:teacher"}
+    assert labels == {"score:reward-model", "logprobs:teacher", "judge:teacher"}
+    assert len({record.metadata["judged"] for record in turns}) == 1 and "2+3" in turns[0].metadata["judged"]
     assert np.isfinite(stored.trajectory(0).reward)

@@ -12,7 +12,7 @@ import pytest
 from worlds.model_files import AGENT, classifier
 from worlds.scripted_plane import ScriptedPlane, context_on, sampled
 
-from heddle_dask import ApiQuota, BadInput, Needs, Pools, ServiceSpec
+from heddle_dask import ActionFailed, ApiQuota, BadInput, Needs, Pools, QuotaWindow, RemoteModel, ServiceSpec
 from heddle_dask.core.gpu_chunks import GpuChunk
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
@@ -65,6 +65,39 @@ def test_requests_are_actions_with_the_service_in_their_needs(tmp_path: Path) ->
     assert (ids, start) == (ctx.record.token_ids.tolist(), len(ids) - 2)
     values = [body["value"] for kind, body in journal if kind == "action"]
     assert values == [[0.5], [-1.0, -2.0], [0.25, 0.75]]
+
+
+def test_a_judge_is_a_service_of_the_cluster_or_an_api_with_a_quota(tmp_path: Path) -> None:
+    plane = ScriptedPlane(sampled(65, 66))
+    journal: list[Any] = []
+    remote = RemoteModel("far", "https://api.invalid/v1", "large", "FAR_KEY")
+    quota = ApiQuota("far", windows=(QuotaWindow(5000, 60, "tokens"),))
+    pools = Pools(services=[ServiceSpec("near", AGENT, "cpu"), remote], quotas=[quota])
+    ctx = context_on(plane, str(AGENT), pools=pools, journal=journal)
+    reply = {"content": "Score: 1", "finish_reason": "stop"}
+    plane.outcomes = [answer(reply), answer(reply), answer({**reply, "content": "Hm"})]
+
+    async def body() -> None:
+        assert await ctx.judge("near", "Is it?", gpus=1) == 1.0
+        assert await ctx.judge("far", "x" * 1000, max_tokens=100, temperature=0.5) == 1.0
+        with pytest.raises(ActionFailed, match="judge far: its reply has no verdict: 'Hm'"):
+            await ctx.judge("far", "Is it?")
+        with pytest.raises(BadInput, match="5019 tokens of api far at once; its quota allows 5000 tokens"):
+            await ctx.judge("far", "Is it?", max_tokens=5000)
+        with pytest.raises(BadInput, match=r"score: service far has a model for judge: use ctx\.judge"):
+            await ctx.score("far", ["a"])
+        with pytest.raises(BadInput, match="service far is remote"):
+            await ctx.call(uses_service, "a", needs=Needs(service="far"))
+
+    asyncio.run(body())
+    near, far, _ = plane.actions
+    assert (near.service, near.label, near.pool, near.kind) == ("near", "judge:near", "gpu", "reward")
+    assert (far.service, far.label, far.pool) == ("", "judge:far", "cpu")
+    assert dict(far.demand.least) == {"api:far": 1, "api:far#tokens": 16 + 500 + 100}
+    bodies = [body for kind, body in journal if kind == "action"]
+    assert all("value" in body for body in bodies), "plain data, that a resumed run reads"
+    assert Pools(services=[remote]).quotas == (ApiQuota("far"),)
+    assert [each.name for each in pools.hosted] == ["near"] and len(pools.declared_services) == 1
 
 
 @pytest.mark.parametrize(

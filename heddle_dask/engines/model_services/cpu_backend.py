@@ -10,7 +10,7 @@ import asyncio
 import mmap
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from pathlib import Path
 from heddle_dask.core.gpu_chunks import GpuChunk
 from heddle_dask.engines.health import Tell
 from heddle_dask.engines.model_services.served_process import ServedProcess, ServiceClient
-from heddle_dask.engines.model_services.spec import Input, ServiceFailed, ServiceRefused, ServiceSpec
+from heddle_dask.engines.model_services.spec import Input, Reply, ServiceFailed, ServiceRefused, ServiceSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,11 @@ class CpuServer:
     async def logprobs(self, token_ids: Sequence[int], start: int) -> list[float]:
         body = {"token_ids": list(map(int, token_ids)), "start": start}
         return [float(each) for each in (await self.client.ask("POST", "/logprobs", body))["logprobs"]]
+
+    async def judge(self, messages: Sequence[Mapping[str, str]], max_tokens: int, temperature: float) -> Reply:
+        body = {"messages": list(messages), "max_tokens": max_tokens, "temperature": temperature}
+        reply: Reply = await self.client.ask("POST", "/judge", body)
+        return reply
 
 
 class CpuBackEnd:

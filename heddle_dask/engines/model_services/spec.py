@@ -19,6 +19,10 @@ Input = str | Sequence[int]
 """A text, which the service's own tokenizer turns into tokens, or token ids."""
 
 
+Reply = dict[str, str]
+"""``content``, the text of a reply to a chat, and ``finish_reason``: ``"stop"``, or ``"length"`` if it was cut."""
+
+
 class ServiceFailed(HeddleError):
     """A copy could not be loaded, or did not answer. The message is one line."""
 
@@ -35,6 +39,9 @@ class ModelServer(Protocol):
 
     async def logprobs(self, token_ids: Sequence[int], start: int) -> list[float]:
         """The logprob of each token from position `start` (at least 1) on, given all tokens before it."""
+
+    async def judge(self, messages: Sequence[Mapping[str, str]], max_tokens: int, temperature: float) -> Reply:
+        """The reply to a chat, rendered by the model's own template."""
 
 
 class ModelBackEnd(Protocol):
@@ -94,7 +101,7 @@ class ModelBackEnd(Protocol):
 
 BackEnd = Literal["cpu", "vllm"]
 CPU_BACK_END: BackEnd = "cpu"
-Answers = Literal["score", "logprobs"]
+Answers = Literal["score", "logprobs", "judge"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,14 +176,14 @@ class ServiceSpec:
 
     @property
     def answers(self) -> frozenset[Answers]:
-        """What it can be asked: a classifier scores, a causal language model gives logprobs."""
+        """What it can be asked: a classifier scores, a causal language model gives logprobs and verdicts."""
         path = Path(self.model) / "config.json"
         try:
             named = json.loads(path.read_text(encoding="utf-8")).get("architectures") or [""]
         except (OSError, ValueError, AttributeError) as error:
             raise BadInput(f"service {self.name}: {path} cannot be read: {error}") from None
         scores = any(word in str(named[0]) for word in ("Classification", "Reward"))
-        return frozenset({"score"} if scores else {"logprobs"})
+        return frozenset({"score"} if scores else {"logprobs", "judge"})
 
     def declared(self) -> ModelService:
         """What the controller is told."""

@@ -22,7 +22,7 @@ from heddle_dask.core.gpu_chunks import GpuChunk
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.health import Tell
 from heddle_dask.engines.model_services.served_process import ServedProcess, ServiceClient
-from heddle_dask.engines.model_services.spec import Input, ServiceFailed, ServiceRefused, ServiceSpec
+from heddle_dask.engines.model_services.spec import Input, Reply, ServiceFailed, ServiceRefused, ServiceSpec
 from heddle_dask.engines.spec import EngineCommand
 from heddle_dask.engines.vllm_command import VllmBuild, installed_vllm_build
 
@@ -83,6 +83,16 @@ class SleepingServer:
         answer = await self.client.ask("POST", "/v1/completions", body)
         rows = answer["choices"][0]["prompt_logprobs"]
         return [float(rows[place][str(ids[place])]["logprob"]) for place in range(start, len(ids))]
+
+    async def judge(self, messages: Sequence[Mapping[str, str]], max_tokens: int, temperature: float) -> Reply:
+        body = {
+            "model": self.spec.model,
+            "messages": list(messages),
+            "max_tokens": max_tokens,
+            "temperature": temperature,
+        }
+        (choice,) = (await self.client.ask("POST", "/v1/chat/completions", body))["choices"]
+        return {"content": choice["message"]["content"] or "", "finish_reason": str(choice["finish_reason"])}
 
 
 def service_command(

@@ -497,7 +497,7 @@ class Rollout:
             on_lines=files.keep_lines,
             patience=self._patience,
         )
-        if self.pools.services:
+        if self.pools.hosted:
             await self._session.provide_service_hosts()
         await self._engines.start(self._session)
         return self._session

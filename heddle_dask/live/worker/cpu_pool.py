@@ -39,11 +39,16 @@ class CoreLease:
     call: RunningCall = field(default_factory=RunningCall)
     group: Cgroup | None = None
     over: bool = False
-    used: tuple[int, float] | None = None  # tokens and cost, as it reports them
+    # What its call of an API has used, as it says.
+    used_tokens: int | None = None
+    used_cost: float | None = None
 
     def use(self, tokens: int, cost: float) -> None:
-        before = self.used or (0, 0.0)
-        self.used = (before[0] + tokens, before[1] + cost)
+        """See `Granted.use`."""
+        if tokens >= 0:
+            self.used_tokens = (self.used_tokens or 0) + tokens
+        if cost >= 0:
+            self.used_cost = (self.used_cost or 0.0) + cost
 
 
 class CpuPool:

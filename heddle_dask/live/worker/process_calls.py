@@ -20,9 +20,9 @@ FRAME = struct.Struct("!cQ")
 PATH, JOIN, CALL, VALUE, RAISED = b"P", b"J", b"C", b"V", b"R"
 # Answers of a process that is not used again: its call has left processes or threads behind.
 LAST_VALUE, LAST_RAISED = b"v", b"r"
-# Before the answer: tokens and cost that the call of an API has used.
+# Before the answer: tokens and cost that the call of an API has used, as `Granted.use` takes them.
 USED = b"u"
-USE = struct.Struct("!Qd")
+USE = struct.Struct("!qd")
 
 
 def receive(calls: socket.socket) -> tuple[bytes, bytes] | None:

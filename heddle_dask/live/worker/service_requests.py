@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from heddle_dask.engines.model_services.spec import Input, ModelServer
+from heddle_dask.engines.model_services.spec import Input, ModelServer, Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,16 @@ class ServiceHandle:
         """
         return await self.server.logprobs(token_ids, start)
 
+    async def judge(self, messages: Sequence[Mapping[str, str]], max_tokens: int, temperature: float) -> Reply:
+        """The reply of its language model to a chat.
+
+        Raises
+        ------
+        ServiceFailed, ServiceRefused
+            As `score`.
+        """
+        return await self.server.judge(messages, max_tokens, temperature)
+
 
 async def score_inputs(inputs: Sequence[Input], *, service: ServiceHandle) -> list[float]:
     return await service.score(inputs)
@@ -50,3 +60,9 @@ async def score_inputs(inputs: Sequence[Input], *, service: ServiceHandle) -> li
 
 async def token_logprobs(token_ids: Sequence[int], start: int, *, service: ServiceHandle) -> list[float]:
     return await service.logprobs(token_ids, start)
+
+
+async def judge_reply(
+    messages: Sequence[Mapping[str, str]], max_tokens: int, temperature: float, *, service: ServiceHandle
+) -> Reply:
+    return await service.judge(messages, max_tokens, temperature)

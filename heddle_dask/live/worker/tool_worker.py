@@ -174,8 +174,8 @@ class ToolWorker(WorkerPlugin):
             ok=status == "ok",
             cause="" if status == "ok" else SERVICE_LOST if status == "lost" else status,
             retry_after_s=retry_after_s,
-            used_tokens=None if lease.used is None else lease.used[0],
-            used_cost=None if lease.used is None else lease.used[1],
+            used_tokens=lease.used_tokens,
+            used_cost=lease.used_cost,
         )
         self._reports[call.key] = ResultReport(call.session, call.key, finished, packed_result(outcome))
         return outcome

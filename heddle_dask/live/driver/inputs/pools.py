@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from heddle_dask.apis.remote_model import RemoteModel
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.needs import Needs
 from heddle_dask.core.quotas import calls_of
@@ -13,6 +14,8 @@ from heddle_dask.core.resources import GPUS, ApiQuota, use_text
 from heddle_dask.engines.model_services.spec import ServiceSpec
 from heddle_dask.live.wire.driver_messages import DeclaredService
 from heddle_dask.weights.model_directory import model_digest
+
+Service = ServiceSpec | RemoteModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,9 +25,10 @@ class Pools:
     Attributes
     ----------
     services
-        Model services (`ServiceSpec`): ``Needs(service=name)``, `Context.score`, `Context.logprobs`.
+        Model services: those of the cluster (`ServiceSpec`: ``Needs(service=name)``, `Context.score`,
+        `Context.logprobs`, `Context.judge`), and those that others run (`RemoteModel`: `Context.judge`).
     quotas
-        Quotas of APIs (`ApiQuota`): ``Needs(api={name: 1})``.
+        Quotas of APIs (`ApiQuota`): ``Needs(api={name: 1})``, and of remote models of the same name.
 
     Raises
     ------
@@ -32,26 +36,43 @@ class Pools:
         A value of another type, two of one name, or a service whose model directory is missing.
     """
 
-    services: Sequence[ServiceSpec] = ()
+    services: Sequence[Service] = ()
     quotas: Sequence[ApiQuota] = ()
 
     def __post_init__(self) -> None:
-        for name, kind in (("services", ServiceSpec), ("quotas", ApiQuota)):
+        kinds: tuple[tuple[str, tuple[type, ...]], ...] = (
+            ("services", (ServiceSpec, RemoteModel)),
+            ("quotas", (ApiQuota,)),
+        )
+        for name, kind in kinds:
+            use = " or ".join(f"{each.__name__}(…)" for each in kind)
             given = getattr(self, name)
             if isinstance(given, str | Mapping) or not isinstance(given, Sequence):
-                raise BadInput(f"pools: {name} is {given!r}: use a list of {kind.__name__}(…)")
+                raise BadInput(f"pools: {name} is {given!r}: use a list of {use}")
             for each in given:
                 if not isinstance(each, kind):
-                    raise BadInput(f"pools: {name} has {each!r}: use {kind.__name__}(…)")
+                    raise BadInput(f"pools: {name} has {each!r}: use {use}")
             names = [each.name for each in given]
             twice = sorted({each for each in names if names.count(each) > 1})
             if twice:
                 raise BadInput(f"pools: two {name} have the name {twice[0]!r}: give each its own")
             object.__setattr__(self, name, tuple(given))
-        for service in self.services:
+        for service in self.hosted:
             service.check_model()
+        limited = {each.name for each in self.quotas}
+        unlimited = (ApiQuota(each.name) for each in self._remote if each.name not in limited)
+        object.__setattr__(self, "quotas", (*self.quotas, *unlimited))
 
-    def service(self, name: str) -> ServiceSpec:
+    @property
+    def hosted(self) -> tuple[ServiceSpec, ...]:
+        """Those of the cluster."""
+        return tuple(each for each in self.services if isinstance(each, ServiceSpec))
+
+    @property
+    def _remote(self) -> tuple[RemoteModel, ...]:
+        return tuple(each for each in self.services if isinstance(each, RemoteModel))
+
+    def service(self, name: str) -> Service:
         """The declared service of this name.
 
         Raises
@@ -78,6 +99,8 @@ class Pools:
         if not needs.service:
             return
         service = self.service(needs.service)
+        if isinstance(service, RemoteModel):
+            raise BadInput(f"needs: service {service.name} is remote: use ctx.judge(…), or Needs(api=…) for its quota")
         asked = needs.demand()[GPUS]
         if asked.most and not any(size in asked for size in service.gpus):
             sizes = ", ".join(map(str, service.gpus))
@@ -87,7 +110,8 @@ class Pools:
         """Refuse rewards that need what was not declared: otherwise the first would fail after its whole trajectory."""
         for environment in environments:
             needs = getattr(environment, "reward_needs", None)
-            if isinstance(needs, Needs):
+            remote = isinstance(needs, Needs) and any(each.name == needs.service for each in self._remote)
+            if isinstance(needs, Needs) and not remote:
                 self.check(needs)
 
     def _check_apis(self, needs: Needs) -> None:
@@ -104,7 +128,7 @@ class Pools:
     @property
     def declared_services(self) -> tuple[DeclaredService, ...]:
         """The services as the scheduler is told of them."""
-        return tuple(DeclaredService(each.declared(), each.to_mapping()) for each in self.services)
+        return tuple(DeclaredService(each.declared(), each.to_mapping()) for each in self.hosted)
 
     def description(self) -> dict[str, Any]:
         """JSON-able facts for the store; empty where nothing is declared."""
@@ -112,5 +136,5 @@ class Pools:
             return {}
         return {
             "services": [service.to_mapping() for service in self.services],
-            "service_models": {service.name: model_digest(service.model) for service in self.services},
+            "service_models": {service.name: model_digest(service.model) for service in self.hosted},
         }

@@ -214,10 +214,9 @@ class LiveContext(Context):
     async def _perform(self, call: FunctionCall) -> Any:
         return await self._calls.run(call, self._next_step - 1)
 
-    async def _ask_service(self, asked: ServiceCall) -> list[float]:
+    async def _ask_service(self, asked: ServiceCall) -> Any:
         call = service_call(asked, self._services.pools, self.record.token_ids)
-        answer: list[float] = await self._perform(call)
-        return answer
+        return await self._perform(call)
 
     def _open_sandbox(self, spec: SandboxSpec) -> LiveSandbox:
         self._port.check_goes_on("sandbox()")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from heddle_dask.apis.remote_model import RemoteModel, ask_remote
 from heddle_dask.core.errors import BadInput, encodable_text
 from heddle_dask.core.needs import Needs
-from heddle_dask.engines.model_services.spec import Answers, Input, ServiceSpec
+from heddle_dask.engines.model_services.spec import Answers, Input
 from heddle_dask.environments.actions import FunctionCall, ServiceCall
-from heddle_dask.live.driver.inputs.pools import Pools
-from heddle_dask.live.worker.service_requests import score_inputs, token_logprobs
+from heddle_dask.live.driver.inputs.pools import Pools, Service
+from heddle_dask.live.worker.service_requests import judge_reply, score_inputs, token_logprobs
 
 
 def service_call(asked: ServiceCall, pools: Pools, own_tokens: Any) -> FunctionCall:
@@ -32,7 +33,14 @@ def service_call(asked: ServiceCall, pools: Pools, own_tokens: Any) -> FunctionC
     service = pools.service(asked.service)
     function: Any
     args: tuple[Any, ...]
-    if asked.asked == "score":
+    needs = Needs(gpus=asked.gpus, service=asked.service)
+    if asked.asked == "judge":
+        _check_answers(service, "judge")
+        function, args = judge_reply, (asked.inputs, asked.max_tokens, asked.temperature)
+        if isinstance(service, RemoteModel):
+            function, args = ask_remote, (service, *args)
+            needs = service.needs(asked.inputs, asked.max_tokens)
+    elif asked.asked == "score":
         own = None if own_tokens is None else [own_tokens]
         function, args = (
             score_inputs,
@@ -41,12 +49,11 @@ def service_call(asked: ServiceCall, pools: Pools, own_tokens: Any) -> FunctionC
     else:
         tokens = checked_tokens(service, own_tokens if asked.inputs is None else asked.inputs, asked.start)
         function, args = token_logprobs, (tokens, asked.start)
-    needs = Needs(gpus=asked.gpus, service=asked.service)
     label = f"{asked.asked}:{asked.service}"
     return FunctionCall(function, args, needs=needs, kind=asked.kind, label=label, timeout_s=asked.timeout_s)
 
 
-def checked_inputs(service: ServiceSpec, inputs: Any) -> list[Input]:
+def checked_inputs(service: Service, inputs: Any) -> list[Input]:
     """The inputs of a request for scores: texts and lists of token ids.
 
     Raises
@@ -60,7 +67,7 @@ def checked_inputs(service: ServiceSpec, inputs: Any) -> list[Input]:
     return [encodable_text(each) if isinstance(each, str) else _ids("score: an input", each) for each in inputs]
 
 
-def checked_tokens(service: ServiceSpec, token_ids: Any, start: object) -> list[int]:
+def checked_tokens(service: Service, token_ids: Any, start: object) -> list[int]:
     """The tokens of a request for logprobs.
 
     Raises
@@ -84,10 +91,11 @@ def _ids(what: str, given: Any) -> list[int]:
     raise BadInput(f"{what} is {_short(given)}: use a text or a list of token ids")
 
 
-def _check_answers(service: ServiceSpec, asked: Answers) -> None:
+def _check_answers(service: Service, asked: Answers) -> None:
     if asked not in service.answers:
-        other = "logprobs" if asked == "score" else "score"
-        raise BadInput(f"{asked}: service {service.name} has a model for {other}: use ctx.{other}(…)")
+        others = [each for each in get_args(Answers) if each in service.answers]
+        use = " or ".join(f"ctx.{each}(…)" for each in others)
+        raise BadInput(f"{asked}: service {service.name} has a model for {' and '.join(others)}: use {use}")
 
 
 def _short(value: object) -> str:

@@ -91,11 +91,10 @@ class LiveRewardContext(ActionContext):
     async def _perform(self, call: FunctionCall) -> Any:
         return await self._calls.run(replace(call, kind="reward"), after_step=-1)
 
-    async def _ask_service(self, asked: ServiceCall) -> list[float]:
+    async def _ask_service(self, asked: ServiceCall) -> Any:
         # Its trajectory's tokens are the transcript's: the hook names those that it means.
         call = service_call(asked, self._port.services.pools, own_tokens=None)
-        answer: list[float] = await self._perform(call)
-        return answer
+        return await self._perform(call)
 
     def end(self) -> None:
         """The hook has ended: what it has left running is cancelled."""
