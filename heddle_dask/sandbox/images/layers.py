@@ -6,11 +6,15 @@ image become one, the owner of the folder.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import os
 import posixpath
+import shutil
 import stat
+import subprocess
 import tarfile
+import threading
 from collections.abc import Iterable
 from hashlib import sha256
 from pathlib import Path
@@ -27,16 +31,51 @@ _LATEST_S = 1 << 33
 _WHITEOUT, _OPAQUE = ".wh.", ".wh..wh..opq"
 
 
+class Zstd:
+    """Decompresses a file by the program of that name, of which Python has no module.
+
+    Attributes
+    ----------
+    output
+        The decompressed bytes; they end too soon where the file is damaged.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        program = shutil.which("zstd")
+        if program is None:
+            raise BadImage("a layer is compressed by zstd: install the package zstd")
+        pipe, null = subprocess.PIPE, subprocess.DEVNULL
+        self._process = subprocess.Popen([program, "-dcq"], stdin=pipe, stdout=pipe, stderr=null)
+        assert self._process.stdout is not None
+        self.output = self._process.stdout
+        self._feeding = threading.Thread(target=self._feed, args=(file,), daemon=True)
+        self._feeding.start()
+
+    def _feed(self, file: IO[bytes]) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError), self._process.stdin as entry:  # it has ended
+            shutil.copyfileobj(file, entry, _CHUNK_BYTES)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._feeding.join()
+        self.output.close()
+        self._process.wait()
+
+
 class LayerStream:
     """The uncompressed bytes of a layer, read once and forwards; hashed, and never more than a limit."""
 
     def __init__(self, file: IO[bytes], most_bytes: int) -> None:
         beginning = file.read(4)
         file.seek(0)
-        if beginning == b"\x28\xb5\x2f\xfd":
-            raise BadImage("a layer is compressed by zstd: copy it again, with skopeo copy to docker-archive:")
-        packed = beginning[:2] == b"\x1f\x8b"
-        self._file: IO[bytes] = gzip.GzipFile(fileobj=file, mode="rb") if packed else file  # type: ignore[assignment]
+        self._file = file
+        self._zstd: Zstd | None = None
+        if beginning[:2] == b"\x1f\x8b":
+            self._file = gzip.GzipFile(fileobj=file, mode="rb")  # type: ignore[assignment]
+        elif beginning == b"\x28\xb5\x2f\xfd":
+            self._zstd = Zstd(file)
+            self._file = self._zstd.output
         self._left_bytes = most_bytes
         self._sum = sha256()
         self._position = 0
@@ -65,6 +104,10 @@ class LayerStream:
         while self._position < position:
             if not self.read(min(_CHUNK_BYTES, position - self._position)):
                 raise BadImage("a layer ends too soon: copy it again")
+
+    def close(self) -> None:
+        if self._zstd is not None:
+            self._zstd.close()
 
     def digest(self) -> str:
         """Of all bytes, those after the end of the tar too."""
@@ -101,7 +144,13 @@ class RootFolder:
         BadImage
             It is not the layer of that digest, or none that can be written.
         """
-        stream = LayerStream(file, self.bytes_left)
+        with contextlib.closing(LayerStream(file, self.bytes_left)) as stream:
+            self._apply(stream)
+            if stream.digest() != digest:
+                raise BadImage("a layer is not the one of its digest: copy it again")
+            self.bytes_left -= stream.tell()
+
+    def _apply(self, stream: LayerStream) -> None:
         self._folders.clear()
         self._added = {self.path}
         with tarfile.open(fileobj=stream, mode="r:") as tar:  # type: ignore[call-overload]
@@ -111,9 +160,6 @@ class RootFolder:
                 if self._files_left < 0:
                     raise BadImage("it has too many files")
                 self._write(member, tar)
-        if stream.digest() != digest:
-            raise BadImage("a layer is not the one of its digest: copy it again")
-        self.bytes_left -= stream.tell()
 
     def _write(self, member: tarfile.TarInfo, tar: tarfile.TarFile) -> None:
         parts = [part for part in member.name.split("/") if part not in ("", ".")]
