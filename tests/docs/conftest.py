@@ -13,6 +13,7 @@ import pytest
 from distributed import Client
 from worlds.markdown_blocks import ROOT
 from worlds.model_files import SHIPPED_REWARD_MODEL
+from worlds.training_batches import stored_batch
 
 import heddle_dask
 from heddle_dask import LocalRolloutCluster, Rollout
@@ -31,7 +32,7 @@ def shared_cluster(modules_dir: Path) -> Iterator[LocalRolloutCluster]:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(modules_dir), *([before] if before else [])])
     try:
         with LocalRolloutCluster(
-            engines=2, tool_cpus=2, model_gpus=1, model_slot_bytes=4 << 20, dashboard=False
+            engines=2, tool_cpus=2, model_gpus=1, model_slot_bytes=4 << 20, dashboard=False, security=False
         ) as cluster:
             yield cluster
     finally:
@@ -58,7 +59,7 @@ def place(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Path]:
-    """The working directory of a page's blocks: models at `path/to/model` and `path/to/reward-model`, `runs/x.zarr`.
+    """The working directory of a page's blocks: models at `path/to/model` and `path/to/reward-model`, runs in `runs/`.
 
     Engines are emulated by a setting, as a user would set it, and every cluster that a block makes is the shared one.
     """
@@ -78,10 +79,13 @@ def place(
     (tmp_path / "path" / "to").mkdir(parents=True)
     (tmp_path / "path" / "to" / "model").symlink_to(model_dir)
     (tmp_path / "path" / "to" / "reward-model").symlink_to(SHIPPED_REWARD_MODEL)
-    (tmp_path / "pipelines").symlink_to(ROOT / "pipelines")
+    for folder in ("pipelines", "benchmarks"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     (tmp_path / "runs").mkdir()
     for file in stored_run.parent.iterdir():
-        (tmp_path / "runs" / file.name).symlink_to(file)
+        for name in (file.name, file.name.replace("x.", "math.")):
+            (tmp_path / "runs" / name).symlink_to(file)
+    stored_batch(tmp_path / "runs" / "my-training" / "batches", 1)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(modules_dir))
     monkeypatch.setattr(heddle_dask, "LocalRolloutCluster", Shared, raising=False)

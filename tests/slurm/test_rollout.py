@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slurm
 
 
 PAGE = (REPOSITORY / "docs" / "slurm.md").read_text()
-BLOCKS = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+BLOCKS = re.findall(r"```bash[^\n]*\n(.*?)```", PAGE, re.DOTALL)
 LINK = next(block for block in BLOCKS if "#SBATCH --job-name=rollout" in block)
 SUBMISSION = next(block for block in BLOCKS if "--dependency=afterany" in block)
 PROGRAMS = re.findall(r"```python[^\n]*\n(.*?)```", PAGE, re.DOTALL)

@@ -3,8 +3,8 @@
 ```python              runs as a test, after the blocks before it on its page
 ```python no-run: why  does not
 ```toml cluster        is read by the loader of that word (`tests/docs/test_toml_blocks.py`)
-```bash                its lines that call `heddle` or `benchmarks` are parsed
-```bash slurm          runs in `make test-slurm`
+```bash                likewise, by bash; its lines that call `heddle` or `benchmarks` are parsed too
+```bash no-run: why    is parsed only
 """
 
 from __future__ import annotations
@@ -73,6 +73,12 @@ def blocks(language: str, word: str | None = None) -> list[Block]:
     """The blocks of all pages in that language, or those of them with that first word."""
     found = [block for page in PAGES for block in blocks_of(page) if block.language == language]
     return found if word is None else [block for block in found if block.words[:1] == (word,)]
+
+
+def indented_blocks(page: Path) -> list[str]:
+    """First lines of the blocks that are indented and not fenced."""
+    prose = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    return re.findall(r"(?:\A|\n\n) {4}(?! )(?![-*|\d])([^\n]*)", prose)
 
 
 def heddle_commands(page: Path) -> list[tuple[int, str]]:
