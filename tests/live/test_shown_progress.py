@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from jupyter_client.manager import start_new_kernel
 
 from heddle_dask.live.driver.runs import progress
 from heddle_dask.live.driver.runs.shown_progress import ShownProgress
@@ -50,22 +50,31 @@ def test_silence_and_lines_of_ones_own(capsys: pytest.CaptureFixture[str], is_si
     assert capsys.readouterr() == ("", "")
 
 
-def test_a_notebook_has_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[dict[str, str]] = []
+BATCH = """
+import asyncio
+from types import SimpleNamespace
+from heddle_dask.live.driver.runs.shown_progress import ShownProgress
+shown = ShownProgress(True)
+shown.expect(4)
+counts = {"finished": 0, "generating": 2, "tokens": 30}
+async with shown.following(lambda: counts):
+    await asyncio.sleep(0)
+    shown.ended(SimpleNamespace(status="completed", group_id="g", reward=1.0))
+    counts.update(finished=1)
+"""
 
-    class ZMQInteractiveShell: ...
 
-    class DisplayHandle:
-        def display(self, bundle: dict[str, str], raw: bool) -> None:
-            shown.append(bundle)
-
-        update = display
-
-    ipython, display = ModuleType("IPython"), ModuleType("IPython.display")
-    ipython.get_ipython = ZMQInteractiveShell  # type: ignore[attr-defined]
-    display.DisplayHandle = DisplayHandle  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "IPython", ipython)
-    monkeypatch.setitem(sys.modules, "IPython.display", display)
-    monkeypatch.setattr(progress, "LIVE_INTERVAL_S", 0.01)
-    asyncio.run(_shown(ShownProgress(True), lambda: len(shown) > 1))
-    assert shown[-1]["text/html"].startswith('<progress max="4" value="1"></progress> done 1/4')
+def test_a_notebook_has_a_bar() -> None:
+    manager, client = start_new_kernel(kernel_name="python3")
+    messages: list[dict[str, Any]] = []
+    try:
+        answer = client.execute_interactive(BATCH, timeout=60, output_hook=messages.append)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
+        manager.cleanup_resources()
+    assert answer["content"]["status"] == "ok", answer["content"]
+    shown = [m["content"] for m in messages if m["msg_type"] in ("display_data", "update_display_data")]
+    assert len(shown) > 1 and len({content["transient"]["display_id"] for content in shown}) == 1
+    assert shown[0]["data"]["text/html"].startswith('<progress max="4" value="0"></progress> done 0/4')
+    assert shown[-1]["data"]["text/html"].startswith('<progress max="4" value="1"></progress> done 1/4')

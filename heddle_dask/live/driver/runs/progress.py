@@ -199,15 +199,20 @@ class ProgressDisplay:
     async def _follow_in_notebook(self, meter: Meter) -> None:
         from IPython.display import DisplayHandle
 
-        shown = DisplayHandle()
-        show = shown.display
-        while True:
+        def bar() -> dict[str, str]:
             snapshot = meter.snapshot()
             line = snapshot.line() if snapshot.has_begun else self._latest
-            bar = f'<progress max="{snapshot.total}" value="{snapshot.done}"></progress> {html.escape(line)}'
-            show({"text/plain": line, "text/html": bar}, raw=True)
-            show = shown.update
-            await asyncio.sleep(LIVE_INTERVAL_S)
+            drawn = f'<progress max="{snapshot.total}" value="{snapshot.done}"></progress>'
+            return {"text/plain": line, "text/html": f"{drawn} {html.escape(line)}"}
+
+        shown = DisplayHandle()
+        shown.display(bar(), raw=True)
+        try:
+            while True:
+                await asyncio.sleep(LIVE_INTERVAL_S)
+                shown.update(bar(), raw=True)
+        finally:
+            shown.update(bar(), raw=True)  # how it has ended
 
     def _elapsed(self) -> str:
         return f"[{time.monotonic() - self._began_s:6.1f} s] "
