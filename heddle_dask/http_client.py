@@ -13,10 +13,11 @@ import ipaddress
 import re
 import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import aiohttp
+if TYPE_CHECKING:  # it takes a tenth of a second, and drivers, which import this module, ask nothing
+    import aiohttp
 
 CONNECT_S = 10.0
 ANSWER_S = 300.0
@@ -24,6 +25,8 @@ ANSWER_S = 300.0
 
 def time_limit(total_s: float | None, connect_s: float = CONNECT_S) -> aiohttp.ClientTimeout:
     """Seconds for a whole request, and for its connection."""
+    import aiohttp
+
     return aiohttp.ClientTimeout(total=total_s, sock_connect=connect_s)
 
 
@@ -31,16 +34,27 @@ def outside_session(
     url: str, *, total_s: float | None = ANSWER_S, headers: Mapping[str, str] | None = None
 ) -> aiohttp.ClientSession:
     """A session for requests to the host of this URL."""
+    import aiohttp
+
     return aiohttp.ClientSession(timeout=time_limit(total_s), headers=headers, proxy=proxy_of(url))
 
 
 def cluster_session(socket: str = "", *, keepalive_s: float = 15.0, **more: Any) -> aiohttp.ClientSession:
     """A session to a process of a cluster, with any number of connections: by its Unix socket, or (empty) by TCP."""
+    import aiohttp
+
     options: dict[str, Any] = {"limit": 0, "keepalive_timeout": keepalive_s}
     connector = aiohttp.UnixConnector(socket, **options) if socket else aiohttp.TCPConnector(**options)
     return aiohttp.ClientSession(
         connector=connector, timeout=time_limit(ANSWER_S), cookie_jar=aiohttp.DummyCookieJar(), **more
     )
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """What a request without an answer raises."""
+    import aiohttp
+
+    return aiohttp.ClientError, TimeoutError, OSError
 
 
 def proxy_of(url: str) -> str | None:

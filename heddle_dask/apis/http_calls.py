@@ -9,8 +9,6 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-import aiohttp
-
 from heddle_dask.environments.api_errors import RateLimited, Retry
 from heddle_dask.http_client import one_line_of, outside_session
 from heddle_dask.isolation.granted import report_use
@@ -66,6 +64,8 @@ async def http_call(
     HttpRefused
         Any other status of 400 and above.
     """
+    import aiohttp
+
     sent = {**({"Idempotency-Key": idempotency_key} if idempotency_key else {}), **(headers or {})}
     try:
         async with (

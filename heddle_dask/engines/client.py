@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-import aiohttp
+from typing import TYPE_CHECKING, Any
 
 from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines import wire
@@ -24,6 +22,10 @@ from heddle_dask.engines.contract import (
 from heddle_dask.engines.dialect import Dialect, ReadingDialect
 from heddle_dask.engines.kv_transfer import KvTransferClient
 from heddle_dask.engines.weight_update import WeightUpdateClient
+from heddle_dask.http_client import failures
+
+if TYPE_CHECKING:
+    import aiohttp
 
 
 class EngineClient(EngineConnection):
@@ -180,6 +182,6 @@ class EngineClient(EngineConnection):
                     first = await response.content.readany()
                     first_at = time.monotonic()
                     answer = first + await response.content.read()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except failures() as error:
             raise self._unreachable(error) from error
         return self._dialect.result_of_stream(answer, first_at - submitted, time.monotonic() - first_at)

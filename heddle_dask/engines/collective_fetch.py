@@ -13,14 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import aiohttp
-
 from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.engines.client import EngineClient
 from heddle_dask.engines.contract import EngineRefused, EngineUnreachable
 from heddle_dask.engines.dialect import Dialect, WeightTransferDialect
 from heddle_dask.engines.node_weights import FetchStopped, NodeWeightsDirectory
-from heddle_dask.http_client import cluster_session, time_limit
+from heddle_dask.http_client import cluster_session, failures, time_limit
 from heddle_dask.weights.collective import CollectiveUri
 from heddle_dask.weights.manifest import WeightManifest, WeightsRefused
 
@@ -102,6 +100,6 @@ async def _asked_trainer(place: CollectiveUri, question: str, body: Mapping[str,
             if response.status == 200:
                 return answer
             told = answer.decode(errors="replace")
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except failures() as error:
         told = f"{type(error).__name__}: {error}"
     raise WeightsRefused(f"the trainer at {place.network}: {' '.join(told.split())[:300]}")

@@ -11,15 +11,16 @@ import asyncio
 import contextlib
 import io
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Self
-
-import aiohttp
+from typing import TYPE_CHECKING, Any, Self
 
 from heddle_dask import http_client
 from heddle_dask.engines import wire
 from heddle_dask.engines.address import EngineAddress
 from heddle_dask.engines.contract import CANARY_REQUEST_ID, FIRST, EngineInfo, EngineRefused, EngineUnreachable
 from heddle_dask.engines.dialect import Dialect
+
+if TYPE_CHECKING:
+    import aiohttp
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 # vLLM closes idle connections after 5 s. The client must close them earlier: a request written to a connection that the
@@ -160,7 +161,7 @@ class EngineConnection:
                 if response.status != 200:
                     raise self._dialect.error_of_answer(response.status, answer)
                 return answer
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except http_client.failures() as error:
             raise self._unreachable(error) from error
 
     def _open(self) -> aiohttp.ClientSession:

@@ -79,6 +79,7 @@ KINDS = {
             "heddle_dask.training",
         ),
     ),
+    "driver": Kind("from heddle_dask import Rollout", 1080, (*LEARNING_AND_STORES, *MODELS, "aiohttp", "pydantic")),
     "scheduler": Kind(SCHEDULER, 990, (*LEARNING_AND_STORES, *MODELS, "aiohttp", "bokeh", "heddle_dask.records.store")),
     "rollout worker": Kind(
         ROLLOUT_WORKER,

@@ -9,9 +9,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
-
-import aiohttp
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.address import EngineAddress, engines_directory, private_directory, socket_address
@@ -19,7 +17,10 @@ from heddle_dask.engines.health import USUAL, HealthLimits, Tell, until_silent
 from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceRefused
 from heddle_dask.engines.process import likely_cause
 from heddle_dask.engines.supervised_process import SupervisedProcess
-from heddle_dask.http_client import cluster_session, time_limit
+from heddle_dask.http_client import cluster_session, failures, time_limit
+
+if TYPE_CHECKING:
+    import aiohttp
 
 T = TypeVar("T")
 _CAUSE_CHARACTERS = 300
@@ -76,7 +77,7 @@ class ServiceClient:
                 session.request(method, self._address.url + path, json=body, timeout=timeout) as response,
             ):
                 text, status = await response.text(), response.status
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        except failures() as error:
             raise ServiceFailed(f"{self._name} does not answer: {type(error).__name__} {error}".rstrip()) from error
         if status == 200:
             return json.loads(text) if text.strip() else None

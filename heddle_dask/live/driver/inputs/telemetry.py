@@ -19,10 +19,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import aiohttp
-
 from heddle_dask.core.errors import BadInput
-from heddle_dask.http_client import one_line_of, outside_session, proxy_of, without_password
+from heddle_dask.http_client import failures, one_line_of, outside_session, proxy_of, without_password
 from heddle_dask.live.driver.settings import configured
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.views.trace.spans import Decode, Span, spans_of
@@ -199,8 +197,8 @@ class SpanSender:
             try:
                 asyncio.run(self._posted(body))
                 return
-            except (aiohttp.ClientError, OSError) as error:
-                refused = isinstance(error, aiohttp.ClientResponseError) and error.status not in (429, 502, 503, 504)
+            except failures() as error:
+                refused = getattr(error, "status", 503) not in (429, 502, 503, 504)
                 if refused or attempt == _TRIES - 1 or self._closing.is_set():
                     raise
             self._closing.wait(_PAUSE_S * 2**attempt)
