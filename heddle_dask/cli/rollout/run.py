@@ -46,7 +46,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.gpus import usable_gpus
-from heddle_dask.engines.spec import engine_kind
+from heddle_dask.engines.spec import EngineKind, engine_kind
 from heddle_dask.environments.mix import mix_of
 from heddle_dask.environments.rewards import reward_identity
 from heddle_dask.live.clusters.credentials import connection_file
@@ -160,17 +160,11 @@ class RolloutRun:
                 self.engines, self.plan, self.model, self.budget.max_context_tokens, self.seed
             )
         self._check_degrees()
-        if self.is_local and self.shape.engines_per_gpu is not None and not kind.uses_gpus():
-            raise BadInput(f"--engines-per-gpu: {kind.name} engines use no GPUs on this machine: leave it out")
-        if self.is_local and self.engines.tp_degrees is None and kind.uses_gpus():
-            own = self.trainer_gpus
-            check_gpus(self.shape.engines, self.engines.engines_per_gpu, own, usable_gpus(os.environ))
-            kind.check(self.engines.spec_for(self.model, self.budget.max_context_tokens, self.seed))
         # With --scheduler the scheduler reads this file, possibly from another file system.
         if scheduler is None and predictor is not None and predictor.options.get("warm"):
             check_warm(str(predictor.options["warm"]))
         if self.is_local:
-            kind.check_installed()
+            self._check_machine(kind)
         self.dashboard = _dashboard(asked["dashboard"])
         self.telemetry = Telemetry(endpoint=asked["otel"])
         self.left: int = asked["tasks"] * asked["samples"]
@@ -218,6 +212,17 @@ class RolloutRun:
             )
         spec = self.engines.spec_for(self.model, self.budget.max_context_tokens, self.seed)
         TpDegreeSpecs(spec, self.engines.cost).check(tp_degrees)
+
+    def _check_machine(self, kind: EngineKind) -> None:
+        """Refuse, before a cluster starts here, engines that this machine cannot run."""
+        if kind.uses_gpus():
+            if self.engines.tp_degrees is None:
+                gpus = usable_gpus(os.environ)
+                check_gpus(self.shape.engines, self.engines.engines_per_gpu, self.trainer_gpus, gpus)
+                kind.check(self.engines.spec_for(self.model, self.budget.max_context_tokens, self.seed))
+        elif self.shape.engines_per_gpu is not None:
+            raise BadInput(f"--engines-per-gpu: {kind.name} engines use no GPUs on this machine: leave it out")
+        kind.check_installed()
 
     def _take_over(self, *, resumes: bool) -> None:
         """Refuse, before a cluster starts, what would not continue the run; count what is there of a resumed one."""

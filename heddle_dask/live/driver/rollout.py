@@ -122,7 +122,14 @@ class Rollout:
     """
 
     _driver: Driver | None = None
+    _session: OpenSession | None = None
+    _files: RunFiles | None = None
     _spans: SpanSender | None = None
+    _longest: int | None = None
+    _batches = 0
+    _batch_began_s = _started_s = 0.0
+    _batch_rows = range(0)
+    _entered = False
 
     @explained
     def __init__(
@@ -149,7 +156,6 @@ class Rollout:
         self._on_progress = self._shown.note
         self.budget = given_or_default("budget", Budget, budget)
         self.sampling = given_or_default("sampling", Sampling, sampling)
-        self.retries = self.budget.retries
         self.pools = given_or_default("pools", Pools, pools)
         if meant(engines) and not isinstance(engines, EngineSpec | Engines):
             raise BadInput(f"engines is {shown(engines)}: use a kind, an EngineSpec or Engines(…){meant(engines)}")
@@ -183,15 +189,8 @@ class Rollout:
             told_apart=self._strategy.knows_lengths,
             note=self._on_progress,
         )
-        self._session: OpenSession | None = None
-        self._files: RunFiles | None = None
         self._moves: Mapping[str, Mapping[str, float]] = {}
-        self._longest: int | None = None
-        self._batches = 0
         self._task_list: Mapping[str, Any] = {}
-        self._batch_began_s = self._started_s = 0.0
-        self._batch_rows = range(0)
-        self._entered = False
 
     def run(self, tasks: Tasks) -> Any:
         """Roll out `samples` attempts of each task and return a `Batch`.
@@ -435,7 +434,7 @@ class Rollout:
             budget=self.budget,
             max_context_tokens=longest,
             sampling=self.sampling,
-            retries=self.retries,
+            retries=self.budget.retries,
             pools=self.pools,
             engine_reads_calls=self.spec.options.reads_calls,
             clock=self._clock,
@@ -480,7 +479,7 @@ class Rollout:
             overrides=tuple(self._strategy.overrides),
             seed=self.seed,
             cost=self._engines.cost,
-            retries=self.retries,
+            retries=self.budget.retries,
             weight=self._strategy.weight,
             quotas=tuple(self.pools.quotas),
             services=self.pools.declared_services,
@@ -519,7 +518,7 @@ class Rollout:
             "strategy": self._strategy.preset,
             "overrides": list(self._strategy.overrides),
             "parts": list(PARTS),
-            "retries": asdict(self.retries),
+            "retries": asdict(self.budget.retries),
             **self.pools.description(),
             **self._sandbox,
             "samples": self.samples,
