@@ -9,6 +9,7 @@ import contextlib
 import errno
 import logging
 import os
+import secrets
 import shutil
 import stat
 import subprocess
@@ -21,6 +22,7 @@ from heddle_dask.isolation.process_tree import start_of
 from heddle_dask.sandbox.confinement import DiskUsage
 
 _PREFIX = "heddle-sandbox-"
+_ASIDE = "heddle-not-deleted-"
 _TOO_DEEP_BYTES = 1 << 62
 _LOG = logging.getLogger(__name__)
 
@@ -88,14 +90,23 @@ def deleted_usage(pids: Iterable[int], device: int) -> DiskUsage:
     return DiskUsage(sum(found.values()), len(found))
 
 
-def remove(folder: str) -> None:
-    """Delete a folder with all its content, if it is there; what cannot be deleted is logged."""
+def remove(folder: str) -> bool:
+    """Delete a folder with all its content, if it is there; False where something of it cannot be deleted.
+
+    Then it is told, and set aside under another name, so that it stands in the way of nothing.
+    """
     with contextlib.suppress(RecursionError):
         shutil.rmtree(folder, ignore_errors=True)
     if not os.path.lexists(folder) or os.path.islink(folder):
-        return
+        return True
     # Parts may be unreadable, or deep: these programs know no limit.
     for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
         done = subprocess.run([*command, "--", folder], capture_output=True, text=True, errors="replace")
-    if done.returncode:
-        _LOG.warning("%s stays: %s", folder, done.stderr.strip()[:300])
+    if done.returncode == 0:
+        return True
+    aside = os.path.join(os.path.dirname(folder), f"{_ASIDE}{secrets.token_hex(8)}")
+    with contextlib.suppress(OSError):
+        os.rename(folder, aside)
+    why = done.stderr.strip().partition("\n")[0][:300]
+    _LOG.warning("%s cannot be deleted, and was set aside as %s: remove it by hand (%s)", folder, aside, why)
+    return False

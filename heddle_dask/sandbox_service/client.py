@@ -16,7 +16,6 @@ import aiohttp
 
 from heddle_dask.http_client import one_line_of, outside_session, time_limit
 from heddle_dask.sandbox.stateful.contract import MIB, Command, ExecResult, SandboxFailed, SandboxGone, SandboxSpec
-from heddle_dask.sandbox_service.contract import spec_to_json
 
 # Beyond the time limit of a command, for the way there and back and for the end of its processes.
 _MARGIN_S = 60.0
@@ -40,11 +39,10 @@ class RemoteSandbox:
     """
 
     def __init__(
-        self, address: str, token: str, name: str, spec: SandboxSpec, tell: Callable[[str], None] = lambda line: None
+        self, address: str, token: str, spec: SandboxSpec, tell: Callable[[str], None] = lambda line: None
     ) -> None:
         self._address = address.rstrip("/")
         self._token = token
-        self._name = name
         self._spec = spec
         self._tell = tell
         self._id = ""
@@ -52,7 +50,7 @@ class RemoteSandbox:
         self._renewing: asyncio.Task[str] | None = None
 
     async def start(self) -> None:
-        body = {"name": self._name, "spec": {**spec_to_json(self._spec), "files": {}, "setup": []}}
+        body = {"spec": {**self._spec.to_plain(), "files": {}, "setup": []}}
         late = asyncio.get_running_loop().call_later(2 * _RENEWAL_S, self._tell_silent, 2 * _RENEWAL_S)
         try:
             self._take(await self._ask("POST", "/sandboxes", json=body))
@@ -113,8 +111,8 @@ class RemoteSandbox:
         return content
 
     async def fork(self, name: str) -> RemoteSandbox:
-        copy = RemoteSandbox(self._address, self._token, name, self._spec, self._tell)
-        copy._take(await self._ask("POST", f"/sandboxes/{self._id}/fork", json={"name": name}))
+        copy = RemoteSandbox(self._address, self._token, self._spec, self._tell)
+        copy._take(await self._ask("POST", f"/sandboxes/{self._id}/fork", json={}))
         return copy
 
     async def stop(self) -> None:

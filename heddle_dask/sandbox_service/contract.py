@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
-import base64
+import math
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from heddle_dask.core.errors import HeddleError
-from heddle_dask.sandbox.stateful.contract import SandboxSpec
+from heddle_dask.core.errors import BadInput, HeddleError
+from heddle_dask.sandbox.stateful.contract import Command, SandboxSpec
 
 
-def spec_to_json(spec: SandboxSpec) -> dict[str, Any]:
-    plain = spec.to_plain()
-    return {**plain, "files": {k: base64.b64encode(v).decode() for k, v in plain["files"].items()}}
+def command_from_json(form: Mapping[str, Any]) -> Command:
+    """A command for the server's machine; the cores of the client's mean nothing here."""
+    command = Command(**{**form, "cores": ()})
+    limit_s, names = command.timeout_s, (command.text, command.service)
+    if type(command.cpus) is not int or type(limit_s) not in (int, float) or not 0 < limit_s < math.inf:
+        raise BadInput("sandbox command: cpus is a whole number, timeout_s a number above 0")
+    if not all(isinstance(name, str) for name in names):
+        raise BadInput("sandbox command: text and service are strings")
+    return command
 
 
-def spec_from_json(form: dict[str, Any]) -> SandboxSpec:
-    files = {path: base64.b64decode(text) for path, text in form["files"].items()}
-    return SandboxSpec.from_plain({**form, "files": files})
+_LIMITS = ("memory_bytes", "disk_bytes", "max_files", "max_processes", "output_bytes", "network")
+
+
+def limits_from_json(form: Any) -> SandboxSpec:
+    """The limits of a spec and its network; all else of it is not the client's to say."""
+    if not isinstance(form, dict):
+        raise BadInput("sandbox: the spec is no JSON object")
+    spec = SandboxSpec(**{name: form[name] for name in _LIMITS if name in form})
+    if type(spec.network) is not bool:
+        raise BadInput("sandbox: network is true or false")
+    return spec
 
 
 def read_token(path: Path, *, make: bool = True) -> str:

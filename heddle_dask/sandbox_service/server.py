@@ -3,10 +3,10 @@
 Every request has the server's token (``Authorization: Bearer …``). Bodies and answers are JSON, files are bytes:
 
 ========================================  ==========================================================================
-``POST /sandboxes``                       ``{"name", "spec"}``; answers ``{"id", "lease_s"}``
+``POST /sandboxes``                       ``{"spec"}``, of which its limits count; answers ``{"id", "lease_s"}``
 ``POST /sandboxes/ID/exec``               the fields of `Command`; answers those of `ExecResult`
 ``PUT`` and ``GET /sandboxes/ID/files``   ``?path=…``: the content of a file
-``POST /sandboxes/ID/fork``               ``{"name"}``; answers ``{"id", "lease_s"}``
+``POST /sandboxes/ID/fork``               ``{}``; answers ``{"id", "lease_s"}``
 ``POST /sandboxes/ID/lease``              renews the lease
 ``DELETE /sandboxes/ID``                  ends it
 ========================================  ==========================================================================
@@ -19,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
+import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -28,13 +29,13 @@ from typing import Any
 
 from aiohttp import web
 
-from heddle_dask.core.errors import HeddleError
+from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.sandbox.process_accounting import ProcessAccounting
-from heddle_dask.sandbox.stateful.contract import Command, StatefulSandbox
+from heddle_dask.sandbox.stateful.contract import StatefulSandbox
 from heddle_dask.sandbox.stateful.kinds import kind_named
 from heddle_dask.sandbox.stateful.local_sandbox import LocalSandbox
 from heddle_dask.sandbox.stateful.work_directory import reap
-from heddle_dask.sandbox_service.contract import spec_from_json
+from heddle_dask.sandbox_service.contract import command_from_json, limits_from_json
 
 _MOST_BODY_BYTES = 64 << 20
 # Starts that go on at the same time.
@@ -72,6 +73,7 @@ class SandboxServer:
         self._kind = kind
         self._max_sandboxes = max_sandboxes
         self._leased: dict[str, _Leased] = {}
+        self._starting = 0
         self._starts = asyncio.Semaphore(_MAX_STARTS)
         self._accounting = ProcessAccounting()
         self.application = web.Application(client_max_size=_MOST_BODY_BYTES, middlewares=[self._guard])
@@ -97,11 +99,11 @@ class SandboxServer:
         self, request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
     ) -> web.StreamResponse:
         given = request.headers.get("Authorization", "")
-        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+        if not hmac.compare_digest(given.encode(errors="surrogateescape"), f"Bearer {self._token}".encode()):
             return web.json_response({"error": "the token is wrong"}, status=401)
         try:
             return await handler(request)
-        except (HeddleError, KeyError, TypeError, ValueError) as error:
+        except (HeddleError, LookupError, TypeError, ValueError) as error:
             return web.json_response({"error": str(error)}, status=422)
 
     async def _reaping(self, application: web.Application) -> AsyncIterator[None]:
@@ -153,24 +155,35 @@ class SandboxServer:
         self._leased[name] = _Leased(sandbox, time.monotonic() + self._lease_s)
         return web.json_response({"id": name, "lease_s": self._lease_s}, status=201)
 
+    @contextlib.asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """A place for one more sandbox while it starts, and one of the few starts at a time."""
+        if len(self._leased) + self._starting >= self._max_sandboxes:
+            raise web.HTTPServiceUnavailable(
+                text=json.dumps({"error": "the server has no room for a further sandbox"}),
+                content_type="application/json",
+            )
+        self._starting += 1
+        try:
+            async with self._starts:
+                yield
+        finally:
+            self._starting -= 1
+
     async def _create(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        if len(self._leased) >= self._max_sandboxes:
-            return web.json_response({"error": "the server has no room for a further sandbox"}, status=503)
-        spec = replace(spec_from_json(body["spec"]), kind=self._kind, root="", image="", setup=(), files={})
-        sandbox = LocalSandbox(str(body["name"]), spec, kind_named(spec.kind), self._base, self._accounting)
-        async with self._starts:
+        body = await _body(request)
+        spec = replace(limits_from_json(body["spec"]), kind=self._kind)
+        async with self._place():
+            sandbox = LocalSandbox(_name(), spec, kind_named(spec.kind), self._base, self._accounting)
             try:
                 await sandbox.start()
             except BaseException:
                 await asyncio.shield(sandbox.stop())
                 raise
-        return self._keep(sandbox)
+            return self._keep(sandbox)
 
     async def _exec(self, request: web.Request) -> web.Response:
-        body: dict[str, Any] = await request.json()
-        # Which cores of the client's machine were granted means nothing here.
-        command = Command(**{**body, "cores": ()})
+        command = command_from_json(await _body(request))
         async with self._used(request) as sandbox:
             return web.json_response(asdict(await sandbox.exec(command)))
 
@@ -186,9 +199,8 @@ class SandboxServer:
             return web.Response(body=await sandbox.get(request.query["path"], most_bytes))
 
     async def _fork(self, request: web.Request) -> web.Response:
-        body = await request.json()
-        async with self._used(request) as sandbox:
-            return self._keep(await sandbox.fork(str(body["name"])))
+        async with self._used(request) as sandbox, self._place():
+            return self._keep(await sandbox.fork(_name()))
 
     async def _renew(self, request: web.Request) -> web.Response:
         leased = self._leased.get(request.match_info["id"])
@@ -200,3 +212,18 @@ class SandboxServer:
     async def _delete(self, request: web.Request) -> web.Response:
         await self._end(request.match_info["id"])
         return web.json_response({})
+
+
+def _name() -> str:
+    """Of a sandbox: the client's is not unique, and its directory and its user follow from it."""
+    return secrets.token_hex(16)
+
+
+async def _body(request: web.Request) -> dict[str, Any]:
+    try:
+        body = await request.json()
+    except RecursionError:
+        raise BadInput("the body is nested too deeply") from None
+    if not isinstance(body, dict):
+        raise BadInput("the body is no JSON object")
+    return body

@@ -61,7 +61,7 @@ def test_the_proxy_of_the_environment_leads_outside(monkeypatch: pytest.MonkeyPa
                 await called("https://api.invalid/x")
             assert "secret" not in str(refused.value)
             assert heads[1].startswith(b"CONNECT api.invalid:443 ")
-            sandbox = RemoteSandbox("https://boxes.invalid", "token", "box", SandboxSpec())
+            sandbox = RemoteSandbox("https://boxes.invalid", "token", SandboxSpec())
             with pytest.raises(SandboxSilent, match="503"):
                 await sandbox.put("a", b"")
             await sandbox.stop()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from heddle_dask.sandbox.program_files import disk_usage, new_folder, reap_folders, remove
+from heddle_dask.sandbox.stateful.work_directory import WorkDirectory, reap
 
 DIGS = """
 import os, sys
@@ -64,3 +65,29 @@ def test_the_folders_of_dead_owners_are_deleted(tmp_path: Path, monkeypatch: pyt
     (left / "file").touch()
     reap_folders()
     assert sorted(tmp_path.iterdir()) == sorted((own, elsewhere))
+
+
+def test_what_cannot_be_deleted_is_set_aside_and_stops_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    box = tmp_path / "box-0-left"
+    (box / "work").mkdir(parents=True)
+    kept = box / "work" / "file"
+    kept.touch()
+    if os.geteuid() or subprocess.run(["chattr", "+i", str(kept)], capture_output=True).returncode:
+        pytest.skip("no file can be made that root cannot delete")
+    try:
+        assert reap(tmp_path) == ["box-0-left"]
+        assert not box.exists() and "remove it by hand" in caplog.text
+        assert reap(tmp_path) == []
+        WorkDirectory(tmp_path, "one", private_user=False).make()
+    finally:
+        subprocess.run(["chattr", "-R", "-i", str(tmp_path)], check=True)
+
+
+@pytest.mark.parametrize("owner", ["", "[]", "{", "{}", '{"pid": "x"}', "[" * 100_000, "\xff"])
+def test_a_box_whose_owner_cannot_be_read_is_deleted(owner: str, tmp_path: Path) -> None:
+    (tmp_path / "box-1-x").mkdir()
+    (tmp_path / "box-1-x" / "owner.json").write_text(owner, encoding="latin1")
+    (tmp_path / "box-name").mkdir()
+    assert reap(tmp_path) == ["box-1-x", "box-name"]

@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import psutil
 import pytest
 from aiohttp import web
@@ -69,7 +70,7 @@ def with_kind(kind: str, directory: Path, body: Callable[[Make], Awaitable[None]
         accounting = ProcessAccounting()
         if kind == "remote":
             async with served(directory) as (server, address):
-                await body(lambda name: RemoteSandbox(address, "token", name, SPEC))
+                await body(lambda name: RemoteSandbox(address, "token", SPEC))
                 assert server.names == ()
         else:
             await body(lambda name: LocalSandbox(name, SPEC, kind_named(kind), directory, accounting))
@@ -292,18 +293,23 @@ def test_nothing_is_left_when_the_worker_is_killed(kind: str, sandbox_directory:
 def test_leases_of_a_remote_service(sandbox_directory: Path) -> None:
     async def body() -> None:
         async with served(sandbox_directory, lease_s=1.0, max_sandboxes=2) as (server, address):
-            box = RemoteSandbox(address, "token", "one", SPEC)
+            box = RemoteSandbox(address, "token", SPEC)
             await box.start()
             await box.put("f", b"x")
             await asyncio.sleep(2.5)  # more than two leases: it is renewed
             assert await box.get("f") == b"x" and len(server.names) == 1
-            other = RemoteSandbox(address, "token", "two", SPEC)
+            other = RemoteSandbox(address, "token", SPEC)
             await other.start()
-            third = RemoteSandbox(address, "token", "three", SPEC)
+            third = RemoteSandbox(address, "token", SPEC)
             with pytest.raises(SandboxFailed, match="no room"):
                 await third.start()
             await third.stop()
-            wrong = RemoteSandbox(address, "wrong", "four", SPEC)
+            with pytest.raises(SandboxFailed, match="no room"):
+                await box.fork("four")
+            # The server knows them apart: one's end is nothing to the other.
+            await other.put("f", b"y")
+            assert await box.get("f") == b"x" and len(list(sandbox_directory.glob("box-*"))) == 2
+            wrong = RemoteSandbox(address, "wrong", SPEC)
             with pytest.raises(SandboxFailed, match="token is wrong"):
                 await wrong.start()
             await wrong.stop()
@@ -318,12 +324,46 @@ def test_leases_of_a_remote_service(sandbox_directory: Path) -> None:
             await other.stop()
             await box.stop()
             assert server.names == ()
-        gone = RemoteSandbox(address, "token", "five", SPEC)
+        gone = RemoteSandbox(address, "token", SPEC)
         with pytest.raises(SandboxFailed, match="does not answer"):
             await gone.start()
         await gone.stop()
 
     asyncio.run(asyncio.wait_for(body(), 60))
+
+
+def test_requests_that_make_no_sense_are_refused_by_the_service(sandbox_directory: Path) -> None:
+    right, deep = {"Authorization": "Bearer token"}, b'{"spec": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+    async def body() -> list[int]:
+        statuses = []
+        async with served(sandbox_directory) as (_, address), aiohttp.ClientSession() as http:
+            host, _, port = address.rpartition("//")[2].partition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"POST /sandboxes HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\n\r\n")
+            statuses.append(int((await reader.readline()).split()[1]))
+            writer.close()
+            box = RemoteSandbox(address, "token", SPEC)
+            await box.start()
+            command = f"/sandboxes/{box._id}/exec"
+            bodies = [b"{", b"\xff", b"[]", deep, b'{"spec": []}', b'{"spec": {"memory_bytes": "1"}}', b"{}"]
+            for path, each in [
+                *(("/sandboxes", each) for each in bodies),
+                *((command, each) for each in (*bodies[:4], b'{"text": 1}', b'{"text": "true", "cpus": "x"}')),
+                (command, b'{"text": "true", "timeout_s": NaN}'),
+            ]:
+                async with http.post(address + path, data=each, headers=right) as answer:
+                    statuses.append(answer.status)
+            odd = {**right, "Content-Type": "application/json; charset=nothing"}
+            async with http.post(address + command, data=b"{}", headers=odd) as answer:
+                statuses.append(answer.status)
+            async with http.get(f"{address}/sandboxes/{box._id}/files", headers=right) as answer:
+                statuses.append(answer.status)
+            assert (await box.exec(Command("true"))).ok
+            await box.stop()
+        return statuses
+
+    assert asyncio.run(asyncio.wait_for(body(), 60)) == [401, *[422] * 16]
 
 
 def test_a_remote_service_that_is_stopped_has_lost_the_sandbox(
@@ -340,7 +380,7 @@ def test_a_remote_service_that_is_stopped_has_lost_the_sandbox(
         while not token.exists():
             await asyncio.sleep(0.01)
         while True:
-            box = RemoteSandbox(address, read_token(token, make=False), "one", SPEC, lines.append)
+            box = RemoteSandbox(address, read_token(token, make=False), SPEC, lines.append)
             try:
                 await box.start()
                 break
@@ -357,7 +397,7 @@ def test_a_remote_service_that_is_stopped_has_lost_the_sandbox(
         assert lines == [f"sandbox service {address} has not answered for 1.33333 s"]
         await box.stop()
         monkeypatch.setattr(client, "_RENEWAL_S", 0.1)
-        another = RemoteSandbox(address, read_token(token, make=False), "two", SPEC, lines.append)
+        another = RemoteSandbox(address, read_token(token, make=False), SPEC, lines.append)
         starting = asyncio.ensure_future(another.start())
         while len(lines) == 1:
             await asyncio.sleep(0.01)

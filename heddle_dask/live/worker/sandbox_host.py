@@ -39,7 +39,6 @@ def _remote(name: str, spec: SandboxSpec) -> StatefulSandbox:
     return RemoteSandbox(
         spec.root,
         read_token(Path(path), make=False),
-        name,
         spec,
         lambda line: send(worker, SilenceReport(line)),
     )

@@ -65,12 +65,15 @@ class WorkDirectory:
             ["cp", "-a", "--reflink=auto", str(other.work), str(other.tmp), str(self.path)],
             capture_output=True,
             text=True,
+            errors="replace",
         )
         if copied.returncode:
             raise SandboxFailed(f"sandbox: its files were not copied: {copied.stderr.strip()[:300]}")
         if self.uid is not None:
             owner = f"{self.uid}:{self.uid}"
-            subprocess.run(["chown", "-Rh", owner, "--", str(self.work), str(self.tmp)], check=True)
+            owned = subprocess.run(["chown", "-Rh", owner, "--", str(self.work), str(self.tmp)], capture_output=True)
+            if owned.returncode:
+                raise SandboxFailed("sandbox: its files were copied, and could not be given to its user")
 
     def _give(self, path: Path) -> None:
         if self.uid is not None:
@@ -153,18 +156,19 @@ def reap(base: Path) -> list[str]:
 
     Their processes have ended with the worker: the supervisor of each command sees its end.
     """
-    reaped = []
-    for path in sorted(base.glob(f"{_PREFIX}*")):
-        try:
-            owner = json.loads((path / _OWNER).read_text())
-            lives = start_of(int(owner["pid"])) == int(owner["started"])
-            if owner["host"] != os.uname().nodename or lives:
-                continue
-        except FileNotFoundError:
-            if start_of(int(path.name.split("-")[1])):
-                continue  # it is being made
-        except (ValueError, KeyError, TypeError):
-            pass  # half written when the machine went down
+    reaped = [path for path in sorted(base.glob(f"{_PREFIX}*")) if _is_left(path)]
+    for path in reaped:
         remove(str(path))
-        reaped.append(path.name)
-    return reaped
+    return [path.name for path in reaped]
+
+
+def _is_left(path: Path) -> bool:
+    """Whether no process owns this directory any more."""
+    try:
+        owner = json.loads((path / _OWNER).read_text(encoding="ascii"))
+        return bool(owner["host"] == os.uname().nodename and start_of(int(owner["pid"])) != int(owner["started"]))
+    except FileNotFoundError:
+        pid = path.name.split("-")[1]
+        return not (pid.isdecimal() and start_of(int(pid)))  # else it is being made
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return True  # half written when the machine went down
