@@ -40,6 +40,8 @@ class PreparedRun:
         Number of processes of the confinement itself, which do not count towards the limit.
     pass_fds
         Open file descriptors that the started program inherits.
+    calls_filter
+        Filter of system calls that is set before any code of the agent runs; empty: the confinement sets it.
     disk_usage
         Measures the private directory as the given processes inside see it; None where that is not possible.
     """
@@ -52,6 +54,7 @@ class PreparedRun:
     owned_uid: int | None = None
     wrapper_processes: int = 0
     pass_fds: tuple[int, ...] = ()
+    calls_filter: bytes = b""
     disk_usage: Callable[[Sequence[int]], DiskUsage | None] = lambda pids: None
 
 

@@ -5,9 +5,9 @@ marshalled dict) from standard input, lowers its limits, gives up its user id if
 runs the agent's code. This code is no security boundary: the boundaries are resource limits, namespaces and user ids,
 which the agent's code cannot undo.
 
-Keys of the order: ``limits`` (dict from name of `resource.RLIMIT_*` to value), ``uid`` (int or None),
-``files`` (dict from relative path to text), ``code`` (str), and ``calls`` (None, or a dict with
-``function`` and ``arguments``, a list of encoded argument tuples).
+Keys of the order: ``limits`` (dict from name of `resource.RLIMIT_*` to value), ``uid`` (int or None), ``calls_filter``
+(bytes; empty where the confinement has one), ``files`` (dict from relative path to text), ``code`` (str), and ``calls``
+(None, or a dict with ``function`` and ``arguments``, a list of encoded argument tuples).
 """
 
 from __future__ import annotations
@@ -82,6 +82,21 @@ def confine(order: dict[str, Any]) -> None:
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
+    if order["calls_filter"]:
+        refuse_calls(order["calls_filter"])
+
+
+def refuse_calls(program: bytes) -> None:
+    """Set the filter of system calls, irrevocably."""
+    import ctypes
+
+    class Program(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    for option, value, more in ((38, 1, 0), (22, 2, ctypes.byref(Program(len(program) // 8, program)))):
+        if libc.prctl(option, value, more, 0, 0):  # no new privileges, which a filter needs; a filter
+            raise OSError(ctypes.get_errno(), "no filter of system calls")
 
 
 def write_files(files: dict[str, str]) -> None:

@@ -87,7 +87,7 @@ def _sum(members: Sequence[ProcessFacts]) -> Usage:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What all processes of a sandbox may use together; `disk`: its files, those in shared memory too."""
+    """What all processes of a sandbox may use together; `disk`: its files, and as many in shared memory."""
 
     threads: int
     memory_bytes: int
@@ -159,8 +159,9 @@ def exceeded(
         if (most if exact is None else exact + shared_bytes) > allowed.memory_bytes:
             return "memory"
     used = disk(usage.pids)
-    files = sum(each.files for each in shared.values()) + (0 if used is None else used.files)
-    if files > allowed.disk.files or (used is not None and used.used_bytes > allowed.disk.used_bytes):
+    if sum(each.files for each in shared.values()) > allowed.disk.files:
+        return "disk"
+    if used is not None and (used.used_bytes > allowed.disk.used_bytes or used.files > allowed.disk.files):
         return "disk"
     return ""
 

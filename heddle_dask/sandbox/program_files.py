@@ -23,7 +23,6 @@ from heddle_dask.sandbox.confinement import DiskUsage
 
 _PREFIX = "heddle-sandbox-"
 _ASIDE = "heddle-not-deleted-"
-_TOO_DEEP_BYTES = 1 << 62
 _LOG = logging.getLogger(__name__)
 
 
@@ -58,8 +57,14 @@ def directory_of_user(name: str) -> Path:
     return path
 
 
-def disk_usage(folder: str) -> DiskUsage:
-    """Usage of all below a folder; what disappears meanwhile counts 0 bytes, what is too deep more than any limit."""
+def disk_usage(folder: str, pids: Iterable[int] = ()) -> DiskUsage:
+    """Usage of all below a folder; what disappears meanwhile counts 0 bytes.
+
+    Parameters
+    ----------
+    pids
+        Processes whose open files count too if they have been deleted from the same device.
+    """
     used_bytes = files = 0
     waiting = [folder]
     while waiting:
@@ -73,15 +78,25 @@ def disk_usage(folder: str) -> DiskUsage:
                         used_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:
-                return DiskUsage(_TOO_DEEP_BYTES, files)
-    return DiskUsage(used_bytes, files)
+                used_bytes, files = _deep_usage(folder)
+                break
+    deleted = deleted_usage(pids, folder)
+    return DiskUsage(used_bytes + deleted.used_bytes, files + deleted.files)
 
 
-def deleted_usage(pids: Iterable[int], device: int) -> DiskUsage:
-    """Usage of files on a device that these processes have open, and that are in no folder any more."""
+def _deep_usage(folder: str) -> tuple[int, int]:
+    """Bytes and files where folders are deeper than a path may be long: ``find`` goes from folder to folder."""
+    found = subprocess.run(["find", folder, "-mindepth", "1", "-printf", "%b\\n"], capture_output=True)
+    blocks = found.stdout.split()
+    return sum(map(int, blocks)) * 512, len(blocks)
+
+
+def deleted_usage(pids: Iterable[int], folder: str) -> DiskUsage:
+    """Usage of files that these processes have open, and that are deleted, on the device of a folder."""
     found: dict[int, int] = {}
     for pid in pids:
         with contextlib.suppress(OSError):  # it has ended, or this process may not look into it
+            device = os.stat(folder).st_dev
             for name in os.listdir(f"/proc/{pid}/fd"):
                 with contextlib.suppress(OSError):
                     facts = os.stat(f"/proc/{pid}/fd/{name}")

@@ -112,6 +112,7 @@ class PythonSandbox:
             order = {
                 "limits": dict(prepared.rlimits),
                 "uid": prepared.setuid,
+                "calls_filter": prepared.calls_filter,
                 "files": checked,
                 "code": code,
                 "calls": None if calls is None else dict(calls),

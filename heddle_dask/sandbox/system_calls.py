@@ -1,4 +1,4 @@
-"""A seccomp filter for the strong mode: refuses system calls that tool programs do not need.
+"""The seccomp filter of every sandbox: refuses system calls that tool programs do not need.
 
 Refused are: new namespaces and mounts (a user namespace would allow an unlimited tmpfs), memory that no limit counts
 (System V shared memory, memfd), io_uring (it bypasses seccomp), and interfaces with a large kernel attack surface
@@ -9,6 +9,7 @@ that the C library falls back to `clone`, which has flags that a filter can read
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import struct
@@ -99,14 +100,16 @@ _LOAD, _EQUAL, _GREATER_EQUAL, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
 
 
-def filter_program(machine: str, *, one_owner: bool = False) -> bytes:
-    """The filter for a machine (as in `platform.machine`); ``b""`` for an unknown machine.
+@functools.cache
+def filter_program(*, one_owner: bool = False) -> bytes:
+    """The filter for this machine; ``b""`` for an unknown one.
 
     Parameters
     ----------
     one_owner
         Whether calls that change the owner of a file do nothing, and succeed.
     """
+    machine = platform.machine()
     if machine not in _REFUSED:
         return b""
     refused = sorted([*_REFUSED[machine].values(), *_SAME_EVERYWHERE.values()])
@@ -143,7 +146,7 @@ def filter_program(machine: str, *, one_owner: bool = False) -> bytes:
 @contextmanager
 def filter_fd(*, one_owner: bool = False) -> Iterator[int | None]:
     """An open file with the filter for this machine, to be read once; None without a filter."""
-    program = filter_program(platform.machine(), one_owner=one_owner)
+    program = filter_program(one_owner=one_owner)
     if not program:
         yield None
         return

@@ -22,6 +22,7 @@ from heddle_dask.sandbox.confinement import (
 )
 from heddle_dask.sandbox.outcome import SandboxLimits
 from heddle_dask.sandbox.program_files import disk_usage, new_folder, remove
+from heddle_dask.sandbox.system_calls import filter_program
 
 
 class Weak:
@@ -64,7 +65,8 @@ class Weak:
                 folder=folder,
                 rlimits=rlimits_of(limits) if uid is not None else {**rlimits_of(limits), "RLIMIT_NPROC": 1},
                 owned_uid=uid,
-                disk_usage=lambda pids: disk_usage(folder),
+                calls_filter=filter_program(),
+                disk_usage=lambda pids: disk_usage(folder, pids),
             )
         finally:
             # Passed to a thread without an await in between, so that a second cancellation cannot prevent it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -78,7 +77,10 @@ class ImageDirectory(WorkDirectory):
 
     def _copy(self, folder: Path) -> None:
         copied = subprocess.run(
-            ["cp", "-a", "--reflink=auto", str(folder), str(self.path)], capture_output=True, text=True
+            ["cp", "-a", "--reflink=auto", str(folder), str(self.path)],
+            capture_output=True,
+            text=True,
+            errors="replace",
         )
         if copied.returncode:
             raise SandboxFailed(f"sandbox: its files were not copied: {copied.stderr.strip()[:300]}")
@@ -112,7 +114,7 @@ class ImageDirectory(WorkDirectory):
             raise SandboxGone(f"sandbox: {error}") from error
 
     def usage(self, pids: Sequence[int] = ()) -> DiskUsage:
-        written, deleted = self.layer.usage(), deleted_usage(pids, os.stat(self.layer.root).st_dev)
+        written, deleted = self.layer.usage(), deleted_usage(pids, str(self.layer.root))
         return DiskUsage(written.used_bytes + deleted.used_bytes, written.files + deleted.files)
 
     def delete(self) -> None:

@@ -16,6 +16,7 @@ from heddle_dask.sandbox.confinement import PreparedRun, common_rlimits
 from heddle_dask.sandbox.enclosure import Inside, enclosed
 from heddle_dask.sandbox.stateful.contract import WORK, Command, SandboxSpec
 from heddle_dask.sandbox.stateful.work_directory import WorkDirectory
+from heddle_dask.sandbox.system_calls import filter_program
 
 _SYSTEM_PATH = "/usr/local/bin:/usr/bin:/bin"
 # Of /etc, what tools need to run: no settings or accounts of the machine.
@@ -37,13 +38,21 @@ class SandboxKind(Protocol):
         """How to start a command, once, before the context is left."""
 
 
-def limits_of(spec: SandboxSpec, own_processes: int) -> dict[str, int]:
-    return common_rlimits(
+def limits_of(spec: SandboxSpec, own_processes: int, *, own_user: bool = True) -> dict[str, int]:
+    """Resource limits of a command.
+
+    Parameters
+    ----------
+    own_user
+        Whether its user has no other processes, which would count: else `shell_of` sets that limit in a namespace.
+    """
+    limits = common_rlimits(
         memory_bytes=max(spec.memory_bytes, 1 << 28),
         file_bytes=spec.disk_bytes,
         processes=spec.max_processes + own_processes,
         open_files=1024,
     )
+    return {name: value for name, value in limits.items() if own_user or name != "RLIMIT_NPROC"}
 
 
 def environment_of(command: Command, home: str, path: str) -> dict[str, str]:
@@ -63,8 +72,10 @@ def environment_of(command: Command, home: str, path: str) -> dict[str, str]:
     }
 
 
-def shell_of(command: Command) -> tuple[str, ...]:
-    return ("/bin/sh", "-c", command.text.replace("{cpus}", str(max(1, command.cpus))))
+def shell_of(command: Command, most_processes: int = 0) -> tuple[str, ...]:
+    """The command, with a limit of processes in its user namespace: shells call it ``-p`` or ``-u``."""
+    limit = f"ulimit -p {most_processes} 2>/dev/null || ulimit -u {most_processes}; " if most_processes else ""
+    return ("/bin/sh", "-c", limit + command.text.replace("{cpus}", str(max(1, command.cpus))))
 
 
 def _python_prefixes() -> list[str]:
@@ -94,7 +105,7 @@ class BubblewrapKind:
             writable=("--bind", str(files.tmp), "/tmp", "--bind", str(files.work), WORK)
             + (() if spec.root else self._below_tmp),
             folder=WORK,
-            command=(*_as_user(self._setpriv, files), *shell_of(command)),
+            command=(*_as_user(self._setpriv, files), *shell_of(command, 0 if files.uid else spec.max_processes + 4)),
             shared_memory_bytes=spec.memory_bytes // 2,
             network=spec.network,
         )
@@ -102,7 +113,7 @@ class BubblewrapKind:
             yield PreparedRun(
                 argv=made.argv,
                 environment=environment_of(command, WORK, ":".join([*path, _SYSTEM_PATH])),
-                rlimits=limits_of(spec, own_processes=2),
+                rlimits=limits_of(spec, 2, own_user=self.private_user),
                 wrapper_processes=2,
                 pass_fds=made.pass_fds,
             )
@@ -187,9 +198,9 @@ class ApptainerKind:
             if name != "HOME":  # Apptainer sets it by itself, and warns about it
                 arguments += ["--env", f"{name}={value}"]
         yield PreparedRun(
-            argv=(*arguments, spec.root, *shell_of(command)),
+            argv=(*arguments, spec.root, *shell_of(command, spec.max_processes + 5)),
             environment={"PATH": _SYSTEM_PATH + ":/usr/sbin:/sbin", "HOME": str(files.tmp)},
-            rlimits=limits_of(spec, own_processes=3),
+            rlimits=limits_of(spec, 3, own_user=False),
             wrapper_processes=3,
         )
 
@@ -212,14 +223,12 @@ class ProcessKind:
             **environment_of(command, str(files.work), ":".join([*path, _SYSTEM_PATH])),
             "TMPDIR": str(files.tmp),
         }
-        limits = limits_of(spec, own_processes=0)
-        if files.uid is None:  # the user's other processes would count
-            del limits["RLIMIT_NPROC"]
         yield PreparedRun(
             argv=(*_as_user(self._setpriv, files), *shell_of(command)),
             environment=environment,
             folder=str(files.work),
-            rlimits=limits,
+            rlimits=limits_of(spec, 0, own_user=self.private_user),
+            calls_filter=filter_program(),
         )
 
 

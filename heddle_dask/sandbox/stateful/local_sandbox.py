@@ -33,6 +33,8 @@ from heddle_dask.sandbox.stateful.supervised_command import SupervisedCommand
 from heddle_dask.sandbox.stateful.work_directory import WorkDirectory, reap
 
 _PROBE_S = 20.0
+# A command can write for a moment before the watch ends it. Where many have, the sandbox is over.
+_MOST_OVER = 8
 
 
 class LocalSandbox:
@@ -63,7 +65,7 @@ class LocalSandbox:
         self._held: dict[SupervisedCommand, None] = {}  # all that lives in it: the command and the services
         self._pace = Pace()
         self._stopped = False
-        self._was_full = False
+        self._used: asyncio.Future[DiskUsage] | None = None
 
     async def start(self) -> None:
         """See the contract; a first command shows whether the kind works here."""
@@ -99,10 +101,10 @@ class LocalSandbox:
         finally:
             watch.cancel()
             await asyncio.shield(self._tell_services(SupervisedCommand.freeze))
+            self._measure()
 
     def _stop_for(self, watch: asyncio.Future[Limit]) -> None:
         if not watch.cancelled() and watch.exception() is None:
-            self._was_full = self._was_full or watch.result() == "disk"
             for each in self._held:
                 each.stop_for(watch.result())
 
@@ -132,14 +134,29 @@ class LocalSandbox:
         finally:
             self._held.pop(started, None)
 
+    def _measure(self) -> None:
+        """Begin to measure the files: nothing writes to them until the next operation, which waits for the result."""
+        self._used = asyncio.ensure_future(asyncio.to_thread(self._files.usage))
+        self._used.add_done_callback(lambda used: used.cancelled() or used.exception())  # it may be asked for no more
+
     async def _allowed(self) -> DiskUsage:
-        """What the files may take: where they take too much, no more, so that a command can delete some."""
-        limit = DiskUsage(self._spec.disk_bytes, self._spec.max_files)
-        if not self._was_full:
-            return limit
-        used = await asyncio.to_thread(self._files.usage)
-        self._was_full = used.used_bytes > limit.used_bytes or used.files > limit.files
+        """What the files may take: where they take too much, no more, so that a command can delete some.
+
+        Raises
+        ------
+        SandboxFailed
+            They take so much that command after command must have written more.
+        """
+        limit, used = DiskUsage(self._spec.disk_bytes, self._spec.max_files), await self._used_now()
+        if used.used_bytes > _MOST_OVER * limit.used_bytes or used.files > _MOST_OVER * limit.files:
+            raise SandboxFailed(f"sandbox: its files take {_MOST_OVER} times what they may: make it again")
         return DiskUsage(max(limit.used_bytes, used.used_bytes), max(limit.files, used.files))
+
+    async def _used_now(self) -> DiskUsage:
+        if self._used is None:
+            self._measure()
+        assert self._used is not None
+        return await asyncio.shield(self._used)
 
     def _without_places(self, result: ExecResult) -> ExecResult:
         """The outputs without what differs between two sandboxes with the same files: path and user id."""
@@ -152,10 +169,13 @@ class LocalSandbox:
         return replace(result, stdout=out, stderr=err)
 
     async def put(self, path: str, content: bytes) -> None:
-        used = await asyncio.to_thread(self._files.usage)
+        used = await self._used_now()
         if used.used_bytes + len(content) > self._spec.disk_bytes:
             raise SandboxFailed(f"sandbox file {path!r}: over the limit of {self._spec.disk_bytes:,} bytes in all")
-        await asyncio.to_thread(self._files.put, path, content)
+        try:
+            await asyncio.to_thread(self._files.put, path, content)
+        finally:
+            self._measure()
 
     async def get(self, path: str, most_bytes: int = 16 * MIB) -> bytes:
         return await asyncio.to_thread(self._files.get, path, most_bytes)

@@ -147,6 +147,7 @@ class SupervisedCommand:
                 "limits": dict(prepared.rlimits),
                 "status": writing,
                 "frozen": service,
+                "calls_filter": prepared.calls_filter,
             }
         )
         assert process.stdin is not None

@@ -6,7 +6,8 @@ from whatever cause, everything below this process is killed. It is a subreaper:
 loses its parent stays below it.
 
 Keys of the order: ``argv``, ``environment``, ``folder``, ``cores`` (list, empty: any), ``limits`` (name of
-`resource.RLIMIT_*` to value), ``status`` (file descriptor for answers), ``frozen`` (whether it starts stopped). More
+`resource.RLIMIT_*` to value), ``status`` (file descriptor for answers), ``frozen`` (whether it starts stopped),
+``calls_filter`` (of system calls; empty where the confinement sets it). More
 orders follow, each a line that is answered by a line: ``freeze`` by ``frozen`` once nothing below runs any longer, or
 by ``awake``; ``thaw 0,1`` (its cores) by ``thawed``. The last answer is ``exit CODE``.
 """
@@ -143,6 +144,8 @@ def start(order: dict) -> int:  # type: ignore[type-arg]
             resource.setrlimit(kind, (value, value))
         os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
         os.chdir(order["folder"])
+        if order["calls_filter"]:
+            refuse_calls(order["calls_filter"])
         if order["frozen"]:
             os.kill(os.getpid(), signal.SIGSTOP)
         os.execve(order["argv"][0], order["argv"], order["environment"])
@@ -164,6 +167,18 @@ def source() -> str:
     """Text of this file with the call that starts it."""
     with open(__file__, encoding="utf-8") as file:
         return file.read() + "\nmain()\n"
+
+
+def refuse_calls(program: bytes) -> None:
+    """Set the filter of system calls, irrevocably."""
+
+    class Program(ctypes.Structure):
+        _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    for option, value, more in ((38, 1, 0), (22, 2, ctypes.byref(Program(len(program) // 8, program)))):
+        if libc.prctl(option, value, more, 0, 0):  # no new privileges, which a filter needs; a filter
+            raise OSError(ctypes.get_errno(), "no filter of system calls")
 
 
 def read_exactly(size: int) -> bytes:

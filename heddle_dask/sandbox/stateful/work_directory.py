@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from heddle_dask.isolation.process_tree import start_of
 from heddle_dask.sandbox.confinement import DiskUsage
-from heddle_dask.sandbox.program_files import deleted_usage, disk_usage, remove
+from heddle_dask.sandbox.program_files import disk_usage, remove
 from heddle_dask.sandbox.stateful.contract import SandboxFailed, relative_path
 
 _OWNER = "owner.json"
@@ -143,9 +143,8 @@ class WorkDirectory:
 
     def usage(self, pids: Sequence[int] = ()) -> DiskUsage:
         """What its files take, with those that its processes have deleted and still hold open."""
-        parts = [disk_usage(str(folder)) for folder in (self.work, self.tmp)]
-        parts.append(deleted_usage(pids, os.stat(self.path).st_dev))
-        return DiskUsage(sum(each.used_bytes for each in parts), sum(each.files for each in parts))
+        work, tmp = disk_usage(str(self.work), pids), disk_usage(str(self.tmp))
+        return DiskUsage(work.used_bytes + tmp.used_bytes, work.files + tmp.files)
 
     def delete(self) -> None:
         remove(str(self.path))
