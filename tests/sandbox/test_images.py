@@ -11,7 +11,7 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -150,7 +150,7 @@ def test_a_hostile_layer_is_refused(
     with pytest.raises(BadImage, match=rf"^image .*{told}"):
         unpacked(image(members), tmp_path)
     assert not (tmp_path / "out").exists()
-    assert [each.name for each in (tmp_path / "cache").iterdir() if not each.name.endswith(".lock")] == []
+    assert [each.name for each in (tmp_path / "cache").iterdir() if each.suffix not in (".lock", ".unpacking")] == []
 
 
 def test_links_do_not_lead_out_of_the_folder(tmp_path: Path) -> None:
@@ -299,10 +299,20 @@ def test_processes_that_begin_at_once_unpack_one_time(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.new-*")) == []
 
 
+def test_threads_that_begin_at_once_all_hold_it(tmp_path: Path) -> None:
+    source = str(TWO.docker_tar(tmp_path / "image.tar"))
+    for number in range(10):
+        (tmp_path / str(number)).mkdir()
+        with ThreadPoolExecutor(8) as threads:  # none lets it go before all have it
+            held = list(threads.map(lambda _, base=tmp_path / str(number): HeldImage.of(source, base=base), range(8)))
+        for each in held:
+            each.release()
+
+
 def test_what_a_killed_process_has_left_is_swept(tmp_path: Path) -> None:
     for name in ("dead", "alive"):
         (tmp_path / f"{name}.new-1" / "root").mkdir(parents=True)
-    with open(tmp_path / "alive.lock", "wb") as lock:
+    with open(tmp_path / "alive.unpacking", "wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         cache.sweep(tmp_path)
     assert [each.name for each in tmp_path.glob("*.new-*")] == ["alive.new-1"]

@@ -110,55 +110,29 @@ class ImageFiles:
         return made
 
 
-_TOOLS = (
-    "sh",
-    "cat",
-    "ls",
-    "id",
-    "rm",
-    "mkdir",
-    "touch",
-    "sleep",
-    "env",
-    "head",
-    "ln",
-    "mv",
-    "chmod",
-    "tar",
-    "seq",
-    "wc",
-)
-# Most of the standard library: a suite of `unittest` needs little.
-_LEFT_OUT = (
-    "test",
-    "idlelib",
-    "lib2to3",
-    "ensurepip",
-    "*-packages",
-    "__pycache__",
-    "config-*",
-    "tkinter",
-    "turtle*",
-    "pydoc_data",
-    "distutils",
-    "xml*",
-    "sqlite3",
-    "multiprocessing",
-    "lib-dynload",
-    "*.so",
-    "*.a",
-)
+_TOOLS = ["sh", "cat", "ls", "id", "rm", "mkdir", "touch", "sleep", "env", "head", "ln", "mv", "chmod", "tar", "seq"]
+_TOOLS += ["wc", "mkfifo"]
+# Of the standard library: a suite of `unittest` needs little.
+_LEFT_OUT = ["test", "idlelib", "lib2to3", "ensurepip", "*-packages", "__pycache__", "config-*", "tkinter", "turtle*"]
+_LEFT_OUT += ["pydoc_data", "distutils"]
+_EXTENSIONS = ["lib-dynload", "*.so", "*.a", "xml*", "sqlite3", "multiprocessing"]
 
 
-def small_root(root: Path, *, with_python: bool = True) -> Path:
-    """A root file system with a shell, some tools, and the Python that runs this, from this machine's own files."""
+def small_root(root: Path, *, with_python: bool = True, with_extensions: bool = False) -> Path:
+    """A root file system with a shell, some tools, and the Python that runs this, from this machine's own files.
+
+    Parameters
+    ----------
+    with_extensions
+        Whether its Python has the modules of the standard library that are not written in Python, such as ctypes.
+    """
     for folder in ("bin", "etc", "usr", "tmp"):
         (root / folder).mkdir(parents=True)
     programs = [found for tool in _TOOLS if (found := shutil.which(tool, path="/bin:/usr/bin"))]
     for program in programs:
         shutil.copy(program, root / "bin")
     if with_python:
-        programs.append(str(_copy_python(root)))
+        programs += map(str, _copy_python(root, with_extensions))
     for program in programs:
         told = subprocess.run(["ldd", program], capture_output=True, text=True).stdout
         for needed in re.findall(r"(/\S+) \(0x", told):
@@ -169,12 +143,15 @@ def small_root(root: Path, *, with_python: bool = True) -> Path:
     return root
 
 
-def _copy_python(root: Path) -> Path:
+def _copy_python(root: Path, with_extensions: bool) -> list[Path]:
+    """What of it needs libraries of the system."""
     python = Path(sys.base_prefix, "bin", f"python{sys.version_info.major}.{sys.version_info.minor}").resolve()
     library = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}))
     place = root / str(python)[1:]
     place.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy(python, place)
-    (root / "bin" / "python").symlink_to(python)
-    shutil.copytree(library, root / str(library)[1:], ignore=shutil.ignore_patterns(*_LEFT_OUT), dirs_exist_ok=True)
-    return python
+    for name in ("python", "python3"):
+        (root / "bin" / name).symlink_to(python)
+    left_out = shutil.ignore_patterns(*_LEFT_OUT, *(() if with_extensions else _EXTENSIONS))
+    shutil.copytree(library, root / str(library)[1:], ignore=left_out, dirs_exist_ok=True)
+    return [python, *(library.glob("lib-dynload/*.so") if with_extensions else ())]

@@ -64,8 +64,8 @@ def sweep(directory: Path) -> None:
     """Delete what processes that died while they unpacked an image have left."""
     for left in directory.glob("*.new-*"):
         entry = directory / left.name.partition(".new-")[0]
-        with contextlib.suppress(OSError), open(f"{entry}.lock", "ab") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while a process unpacks it
+        with contextlib.suppress(OSError), open(f"{entry}.unpacking", "ab") as turn:
+            fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while a process unpacks it
             remove(str(left))
 
 
@@ -123,9 +123,12 @@ class HeldImage:
                 if image is not None:
                     os.utime(entry)
                     return cls(image, lock)
-                fcntl.flock(lock, fcntl.LOCK_EX)
-                if _unpacked(directory, found) is None:
-                    _unpack(Path(source), directory, found)
+                fcntl.flock(lock, fcntl.LOCK_UN)
+                # Another lock than that of its users, for whose end no process must wait here.
+                with open(f"{entry}.unpacking", "ab") as turn:
+                    fcntl.flock(turn, fcntl.LOCK_EX)
+                    if _unpacked(directory, found) is None:
+                        _unpack(Path(source), directory, found)
             raise BadImage(f"image {source}: it was deleted again and again: make room in {directory}")
         except BaseException:
             os.close(lock)
