@@ -123,7 +123,7 @@ class Shell:
                 small = ["--engine", "emulated", "--model", self.model, "--tasks", "1", "--samples", "2"]
                 return [*small, "--max-steps", "2", "--engines", "1", *cluster]
             case "plan":
-                return ["--trajectories", "16"]
+                return ["--trajectories", "16", "--cold"]
             case "simulate":
-                return ["--trajectories", "16", "--seeds", "1"]
+                return ["--trajectories", "16", "--seeds", "1", "--cold"]
         return []
