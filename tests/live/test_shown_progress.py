@@ -77,4 +77,4 @@ def test_a_notebook_has_a_bar() -> None:
     shown = [m["content"] for m in messages if m["msg_type"] in ("display_data", "update_display_data")]
     assert len(shown) > 1 and len({content["transient"]["display_id"] for content in shown}) == 1
     assert shown[0]["data"]["text/html"].startswith('<progress max="4" value="0"></progress> done 0/4')
-    assert shown[-1]["data"]["text/html"].startswith('<progress max="4" value="1"></progress> done 1/4')
+    assert shown[-1]["data"]["text/html"].startswith('<progress max="4" value="1"></progress> done 1/4 · 0 running')

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from rich.console import Console
@@ -57,6 +57,10 @@ class Snapshot:
 
     def line(self) -> str:
         return _JOINT.join(self._parts())
+
+    def ended(self) -> Snapshot:
+        """When nothing runs any more: the counts of what does are those of the last message."""
+        return replace(self, running=0, next=0, queued=0, in_tools=0)
 
     def lines(self, width: int) -> list[str]:
         """The line in pieces of at most so many characters, broken between its parts."""
@@ -199,20 +203,19 @@ class ProgressDisplay:
     async def _follow_in_notebook(self, meter: Meter) -> None:
         from IPython.display import DisplayHandle
 
-        def bar() -> dict[str, str]:
-            snapshot = meter.snapshot()
+        def bar(snapshot: Snapshot) -> dict[str, str]:
             line = snapshot.line() if snapshot.has_begun else self._latest
             drawn = f'<progress max="{snapshot.total}" value="{snapshot.done}"></progress>'
             return {"text/plain": line, "text/html": f"{drawn} {html.escape(line)}"}
 
         shown = DisplayHandle()
-        shown.display(bar(), raw=True)
+        shown.display(bar(meter.snapshot()), raw=True)
         try:
             while True:
                 await asyncio.sleep(LIVE_INTERVAL_S)
-                shown.update(bar(), raw=True)
+                shown.update(bar(meter.snapshot()), raw=True)
         finally:
-            shown.update(bar(), raw=True)  # how it has ended
+            shown.update(bar(meter.snapshot().ended()), raw=True)
 
     def _elapsed(self) -> str:
         return f"[{time.monotonic() - self._began_s:6.1f} s] "

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from heddle_dask.core.errors import BadInput
@@ -70,8 +69,7 @@ class ShownProgress:
         self._expected = 0
         async with self._display.following(meter):
             yield
-        # The counts of what runs are those of the last message.
-        self._display.show(replace(meter.snapshot(), running=0, next=0, queued=0, in_tools=0))
+        self._display.show(meter.snapshot().ended())
 
     @property
     def _display(self) -> ProgressDisplay:
