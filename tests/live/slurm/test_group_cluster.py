@@ -144,6 +144,7 @@ def test_jobs_that_fail_at_their_start_end_the_run_with_the_reason(model_dir: st
         async with cluster, Client(cluster, asynchronous=True) as client:
             engines = Engines(spec=emulated(model_dir), patience=Patience(workers_s=3.0))
             rollout = Rollout(client, env="math", model=model_dir, engines=engines)
+            await until(lambda: any("in a row" in line for line in events))
             with pytest.raises(
                 BadInput,
                 match=r"latest failed job: gpu-\d: it ended with exit code 3: no such module \(log: .*/gpu-\d-job.log",
