@@ -44,7 +44,6 @@ from heddle_dask.engines.contract import (
 )
 from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.spec import EngineSpec, engine_kind
-from heddle_dask.isolation.allocator import keep_buffers
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.messages import (
@@ -75,6 +74,7 @@ from heddle_dask.live.wire.worker_messages import (
     SilenceReport,
     TakeContext,
 )
+from heddle_dask.live.worker.allocator import keep_buffers
 from heddle_dask.live.worker.announcements import Announcements
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.called_off_steps import NOT_BEGUN, CalledOffSteps

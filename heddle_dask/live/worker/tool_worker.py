@@ -23,7 +23,6 @@ from heddle_dask.core.nouns import HostDescription
 from heddle_dask.core.resources import CPU_POOL, CPUS, Resources
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.model_services.spec import ServiceFailed
-from heddle_dask.isolation.allocator import keep_buffers
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.messages import (
@@ -46,6 +45,7 @@ from heddle_dask.live.wire.worker_messages import (
     PutActionPayload,
 )
 from heddle_dask.live.worker.action_runner import ActionRunner
+from heddle_dask.live.worker.allocator import keep_buffers
 from heddle_dask.live.worker.announcements import Announcements
 from heddle_dask.live.worker.cpu_pool import CoreLease, CpuPool
 from heddle_dask.live.worker.process_calls import failure_of

@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import time
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import BadInput, WriteFailed
-from heddle_dask.isolation.allocator import return_free_memory
 from heddle_dask.live.driver.files.continuation import check_continues, check_roots
 from heddle_dask.live.driver.inputs.rollout_inputs import WriteMode
 from heddle_dask.live.driver.programs.sandbox_roots import ROOT_LINE
@@ -33,8 +31,6 @@ STORE_BATCH = 32
 STORE_INTERVAL_S = 2.0
 # Less than this is not worth a rewrite.
 COMPACTED_BYTES = 64 << 20
-# Long runs free what they have stored in pieces that the C library keeps.
-_RETURN_EVERY_S = 60.0
 
 
 def journal_path(out: str | Path) -> Path:
@@ -83,7 +79,6 @@ class RunWriter:
         self._stored_bytes: dict[str, int] = {}
         self._flush_due = False
         self._failure: BaseException | None = None
-        self._return_at_s = time.monotonic() + _RETURN_EVERY_S
         self._storing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -271,7 +266,7 @@ class RunWriter:
                 return
             try:
                 with self._failing(self.out):
-                    await asyncio.to_thread(self._append, batch)
+                    await asyncio.to_thread(self._store.append, batch)
             except WriteFailed:
                 self._unstored = [*batch, *self._unstored]
                 raise
@@ -283,13 +278,6 @@ class RunWriter:
                     await asyncio.to_thread(compaction.copy)
                     compaction.finish()
                 self._stored_bytes.clear()
-
-    def _append(self, batch: list[TrajectoryRecord]) -> None:
-        """In a thread."""
-        self._store.append(batch)
-        if time.monotonic() >= self._return_at_s:
-            self._return_at_s = time.monotonic() + _RETURN_EVERY_S
-            return_free_memory()
 
     def _is_worth_compacting(self) -> bool:
         droppable = sum(self._stored_bytes.values())

@@ -1,4 +1,4 @@
-"""The C library's memory allocator: settings for workers, and memory that it keeps free."""
+"""Settings of the C library's memory allocator for workers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,3 @@ def keep_buffers() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
-
-
-def return_free_memory() -> None:
-    """Return the free pages of the heap to the system; nothing where the C library is another than glibc.
-
-    It takes milliseconds, in which no other thread gets memory: call it seldom.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
