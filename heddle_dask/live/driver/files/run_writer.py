@@ -74,9 +74,9 @@ class RunWriter:
         self._sessions = 1
         self._resumed_context_tokens: int | None = None
         self._unstored: list[TrajectoryRecord] = []
-        # Bytes that the journal holds of each trajectory, and of those that the store has.
+        # Bytes that the journal holds of each trajectory, and of all those that the store has.
         self._bytes_of: dict[str, int] = {}
-        self._stored_bytes: dict[str, int] = {}
+        self._stored_bytes = 0
         self._flush_due = False
         self._failure: BaseException | None = None
         self._storing = asyncio.Lock()
@@ -270,21 +270,19 @@ class RunWriter:
             except WriteFailed:
                 self._unstored = [*batch, *self._unstored]
                 raise
-            for record in batch:
-                self._stored_bytes[record.trajectory_id] = self._bytes_of.pop(record.trajectory_id, 0)
+            self._stored_bytes += sum(self._bytes_of.pop(record.trajectory_id, 0) for record in batch)
             if self._is_worth_compacting():
                 with self._failing(self._journal.path):
                     compaction = self._compaction()
                     await asyncio.to_thread(compaction.copy)
                     compaction.finish()
-                self._stored_bytes.clear()
+                self._stored_bytes = 0
 
     def _is_worth_compacting(self) -> bool:
-        droppable = sum(self._stored_bytes.values())
-        return droppable >= max(COMPACTED_BYTES, self._journal.size_bytes // 2)
+        return self._stored_bytes >= max(COMPACTED_BYTES, self._journal.size_bytes // 2)
 
     def _compaction(self) -> Compaction:
-        return Compaction(self._journal, RESULTS, lambda record: record.body["trajectory_id"] not in self._stored_bytes)
+        return Compaction(self._journal, RESULTS, lambda record: record.body["trajectory_id"] not in self._store)
 
     def _drop_what_is_stored(self) -> None:
         """Count what older sessions left in a long journal, and drop at once what is not needed."""
@@ -292,15 +290,16 @@ class RunWriter:
             return
         try:
             for record in self.recorded():
-                name = record.body["trajectory_id"]
-                bytes_of = self._stored_bytes if name in self._store else self._bytes_of
-                bytes_of[name] = bytes_of.get(name, 0) + record.size_bytes
+                if (name := record.body["trajectory_id"]) in self._store:
+                    self._stored_bytes += record.size_bytes
+                else:
+                    self._note_bytes(name, record.size_bytes)
             if self._is_worth_compacting():
                 with self._failing(self._journal.path):
                     compaction = self._compaction()
                     compaction.copy()
                     compaction.finish()
-                self._stored_bytes.clear()
+                self._stored_bytes = 0
         except BaseException:
             self._journal.close()
             self._store.close()
