@@ -20,11 +20,12 @@ from typing import Any
 
 import pytest
 from worlds import sandbox_attacks
+from worlds.image_files import ImageFiles, layer_of, small_root
 
 import heddle_dask
 
 NOBODY = 65534
-ENCLOSED = ("python bubblewrap", "bubblewrap", "remote")
+ENCLOSED = ("python bubblewrap", "bubblewrap", "image", "remote")
 KINDS = (*ENCLOSED, "python weak", "process")
 WORKS = {"filter_is_on", "no_new_privileges", "locks_and_pools"}
 # Files and processes of the machine: those that a weak kind shares with its user.
@@ -32,6 +33,8 @@ OF_THE_MACHINE = {
     *("file_of_host", "system_of_host", "facts_of_host_process", "process_of_host", "loopback_of_host"),
     *("abstract_socket_of_host", "fill_shared_memory", "write_devices", "home_of_root"),
 }
+# Its own files, and its own root, which has no right outside.
+OF_AN_IMAGE = {"write_usr", "write_etc", "write_root", "become_root"}
 # A fork bomb of a user without a user id of its own is only watched, and `kill -1` would reach this test.
 NEEDS_OWN_IDS = {"fork_bomb", "kill_all", "shared_memory", "files_in_shared_memory"}
 ENDED_BY = {
@@ -65,6 +68,9 @@ def readable() -> Iterator[Path]:
         if (package / name).exists():
             shutil.copy(package / name, place / "heddle_dask" / name)
     shutil.copy(sandbox_attacks.__file__, place)
+    root = small_root(place / "root", with_extensions=True)
+    ImageFiles([layer_of(root)], {"WorkingDir": "/home/agent"}).docker_tar(place / "image.tar")
+    shutil.rmtree(root)
     subprocess.run(["chmod", "-R", "a+rX", str(place)], check=True)
     yield place
     shutil.rmtree(place)
@@ -117,9 +123,11 @@ def test_every_attack_comes_to_nothing(kind: str, user: str, readable: Path) -> 
         pytest.skip("this mode starts no process at all: `test_sandbox.py` has its promises")
     start, packages = interpreter_of(user)
     boxes = readable / f"{kind} {user}".replace(" ", "-")
-    boxes.mkdir(mode=0o711)
-    if user != "root" and os.geteuid() == 0:
-        os.chown(boxes, NOBODY, NOBODY)
+    temporary = readable / f"tmp {user}".replace(" ", "-") if kind == "image" else boxes
+    for place in {boxes, temporary}:
+        place.mkdir(mode=0o711)
+        if user != "root" and os.geteuid() == 0:
+            os.chown(place, NOBODY, NOBODY)
     own_ids = kind in ENCLOSED or user == "root"
     skipped = set() if kind in ENCLOSED else NEEDS_OWN_IDS - ({"fork_bomb", "kill_all"} if own_ids else set())
     with facts_of_host(readable) as facts:
@@ -135,7 +143,7 @@ def test_every_attack_comes_to_nothing(kind: str, user: str, readable: Path) -> 
                 "PYTHONPATH": f"{readable}:{packages}",
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "PATH": "/usr/bin:/bin",
-                "TMPDIR": str(boxes),
+                "TMPDIR": str(temporary),
                 "HEDDLE_ATTACK_SECRET": "x",
             },
             capture_output=True,
@@ -157,7 +165,8 @@ def test_every_attack_comes_to_nothing(kind: str, user: str, readable: Path) -> 
 def check_probes(came: dict[str, str], kind: str) -> None:
     done = {name for name, result in came.items() if result == "done"}
     assert done >= WORKS, came
-    assert done - WORKS <= (set() if kind in ENCLOSED else OF_THE_MACHINE), came
+    allowed = OF_AN_IMAGE if kind == "image" else set() if kind in ENCLOSED else OF_THE_MACHINE
+    assert done - WORKS <= allowed, came
 
 
 def check_services(came: dict[str, Any]) -> None:

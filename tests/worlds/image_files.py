@@ -133,6 +133,11 @@ def small_root(root: Path, *, with_python: bool = True, with_extensions: bool = 
         shutil.copy(program, root / "bin")
     if with_python:
         programs += map(str, _copy_python(root, with_extensions))
+    # The C library loads this one by itself, to end a thread.
+    for library in Path("/lib").glob("*-linux-gnu/libgcc_s.so.1") if with_extensions else ():
+        copy = root / str(library)[1:]
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, copy)
     for program in programs:
         told = subprocess.run(["ldd", program], capture_output=True, text=True).stdout
         for needed in re.findall(r"(/\S+) \(0x", told):

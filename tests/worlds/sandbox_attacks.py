@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -364,7 +365,9 @@ async def with_stateful(
 ) -> dict[str, Any]:
     if kind != "remote":
         accounting = ProcessAccounting()
-        return await body(lambda name: LocalSandbox(name, SPEC, kind_named(kind), directory, accounting))
+        spec = replace(SPEC, image=str(directory.parent / "image.tar")) if kind == "image" else SPEC
+        found = kind_named("bubblewrap" if kind == "image" else kind)
+        return await body(lambda name: LocalSandbox(name, spec, found, directory, accounting))
     from aiohttp import web
 
     from heddle_dask.sandbox_service.client import RemoteSandbox
