@@ -239,6 +239,7 @@ class RewardedEnvironment:
         self._reward = reward
         self.uses_sandbox = bool(getattr(environment, "uses_sandbox", False))
         self.reward_needs: Needs | None = getattr(reward, "needs", None)
+        self.reward_asks = {ServiceReward: "score", JudgeReward: "judge"}.get(type(reward), "")
         self.reward_identity = _identity_of(reward)
 
     @property

@@ -14,7 +14,8 @@ import pytest
 
 from benchmarks.actions.api_server import api_server
 from heddle_dask.apis.http_calls import HttpRefused, http_call, retry_after_s
-from heddle_dask.apis.rewarded import FunctionReward, HttpReward, ServiceReward, rewarded
+from heddle_dask.apis.remote_model import RemoteModel
+from heddle_dask.apis.rewarded import FunctionReward, HttpReward, JudgeReward, ServiceReward, rewarded
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.resources import ApiQuota, QuotaWindow
 from heddle_dask.environments.api_errors import RateLimited, Retry, refusal_of
@@ -169,6 +170,11 @@ def test_a_reward_that_needs_what_is_not_declared_is_refused_before_the_run() ->
     with pytest.raises(BadInput, match="api 'judge' is not declared"):
         Pools().check_rewards([by_endpoint])
     Pools(quotas=[ApiQuota("judge")]).check_rewards([by_endpoint, rewarded(environment, len)])
+    with pytest.raises(BadInput, match="reward: the model of service judge gives no score"):
+        Pools(services=[RemoteModel("judge", "http://h/v1", "m")]).check_rewards([by_service])
+    Pools(services=[RemoteModel("judge", "http://h/v1", "m")]).check_rewards(
+        [rewarded(environment, JudgeReward("judge"))]
+    )
 
 
 def test_an_environment_with_group_rewards_keeps_them() -> None:

@@ -110,8 +110,12 @@ class Pools:
         """Refuse rewards that need what was not declared: otherwise the first would fail after its whole trajectory."""
         for environment in environments:
             needs = getattr(environment, "reward_needs", None)
-            remote = isinstance(needs, Needs) and any(each.name == needs.service for each in self._remote)
-            if isinstance(needs, Needs) and not remote:
+            if not isinstance(needs, Needs):
+                continue
+            asked = getattr(environment, "reward_asks", "")
+            if asked and asked not in self.service(needs.service).answers:
+                raise BadInput(f"reward: the model of service {needs.service} gives no {asked}")
+            if not any(each.name == needs.service for each in self._remote):
                 self.check(needs)
 
     def _check_apis(self, needs: Needs) -> None:
