@@ -222,7 +222,8 @@ def _make_room(directory: Path, needed_bytes: int) -> int:
             break
         with contextlib.suppress(OSError), open(f"{entry}.lock", "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused if a sandbox uses it
-            remove(str(entry))
+            gone = entry.rename(f"{entry}.new-{os.getpid()}")  # half deleted it must not be found
+            remove(str(gone))
     return _free_bytes(directory)
 
 
