@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -145,6 +146,21 @@ def fills_its_disk(files: int) -> None:
     for number in range(files):
         Path(os.environ["TMPDIR"], str(number)).write_bytes(os.urandom(MIB))
     time.sleep(600)
+
+
+def leaves_things_of_every_shape() -> str:
+    os.chdir(os.environ["TMPDIR"])
+    for name in (b"\xff\xfe", b"-rf", b"new\nline"):
+        os.mkdir(name)
+    socket.socket(socket.AF_UNIX).bind("socket")
+    os.symlink("/etc", "link")
+    os.mkdir("closed")
+    Path("closed", "file").touch()
+    os.chmod("closed", 0)
+    for _ in range(1100):
+        os.mkdir("d")
+        os.chdir("d")
+    return "left"
 
 
 def writes_one_file(mib: int) -> None:
@@ -293,6 +309,14 @@ def test_an_action_that_exhausts_its_memory_fails_alone(
 
 
 @pytest.mark.skipif(len(CORES) < 2, reason="one core")
+def test_what_an_action_leaves_is_deleted_whatever_its_shape(tmp_path: Path) -> None:
+    async def body(actions: Actions) -> None:
+        assert await actions(leaves_things_of_every_shape) == "left"
+        assert await actions(allocates, 1) == 1
+
+    with_actions(tmp_path, FoundCgroups(), body)
+
+
 def test_an_action_that_fills_its_disk_fails_alone(tmp_path: Path, groups: FoundCgroups) -> None:
     async def body(actions: Actions) -> None:
         limit = {"max_disk_bytes": 8 * MIB}

@@ -305,6 +305,8 @@ async def attack_stateful(make: Make, facts: Mapping[str, Any]) -> dict[str, Any
         for name in names[part::3]:
             came[name] = await run(box, rows[name])
             # What is left of it is in nobody's way: the next command of the same sandbox is fine.
+            if "memory" in name or name in ("fork_bomb", "output", "kill_all"):
+                continue
             cleaned = await box.exec(Command("chmod -R u+rwX . ; rm -rf -- ./* && echo clean", 20.0))
             came[f"after {name}"] = cleaned.stdout.strip() or repr(cleaned)
         if part == 0:
@@ -335,14 +337,14 @@ async def attack_by_services(make: Make, came: dict[str, Any]) -> None:
     await box.start()
     await box.put("busy.py", BUSY.encode())
     seen: dict[str, None] = {}
-    for number in range(6):
+    for number in range(3):
         await box.exec(Command("exec python3 -I -S busy.py attack-busy", service=f"busy{number}"))
         seen.update(dict.fromkeys(states_of("attack-busy").values()))
-    for _ in range(3):
+    for _ in range(2):
         await box.exec(Command("sleep 0.1"))
         seen.update(dict.fromkeys(states_of("attack-busy").values()))
     came["states of services between actions"] = sorted(seen)
-    came["services"] = len(states_of("attack-busy")) >= 6
+    came["services"] = len(states_of("attack-busy")) >= 3
     await box.stop()
     box = make("limits of services")
     await box.start()
