@@ -14,6 +14,7 @@ from typing import Any
 
 import aiohttp
 
+from heddle_dask.core.errors import LINE_CHARACTERS, cut_text
 from heddle_dask.http_client import one_line_of, outside_session, time_limit
 from heddle_dask.sandbox.stateful.contract import MIB, Command, ExecResult, SandboxFailed, SandboxGone, SandboxSpec
 
@@ -156,5 +157,5 @@ class RemoteSandbox:
 
 async def _reason(answer: aiohttp.ClientResponse) -> str:
     with contextlib.suppress(ValueError, KeyError, TypeError, aiohttp.ContentTypeError):
-        return str((await answer.json())["error"])
+        return cut_text(str((await answer.json())["error"]), LINE_CHARACTERS)
     return f"HTTP status {answer.status}"
