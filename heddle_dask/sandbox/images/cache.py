@@ -191,9 +191,13 @@ def _unpack(source: Path, directory: Path, digest: str) -> None:
 
 
 def _copied(source: Path, root: Path, owner: int | None, digest: str) -> UnpackedImage:
-    done = subprocess.run(["cp", "-a", "--reflink=auto", "--", source, root], capture_output=True, text=True)
+    done = subprocess.run(
+        ["cp", "-a", "--reflink=auto", "--", source, root], capture_output=True, text=True, errors="replace"
+    )
     if not done.returncode and owner is not None:
-        done = subprocess.run(["chown", "-Rh", f"{owner}:{owner}", "--", root], capture_output=True, text=True)
+        done = subprocess.run(
+            ["chown", "-Rh", f"{owner}:{owner}", "--", root], capture_output=True, text=True, errors="replace"
+        )
     if done.returncode:
         raise BadImage(f"image {source}: it was not copied: {done.stderr.strip()[-300:]}")
     root.chmod(0o755)

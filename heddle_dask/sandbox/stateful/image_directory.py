@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
@@ -70,20 +69,8 @@ class ImageDirectory(WorkDirectory):
     def copy_of(self, other: WorkDirectory) -> None:
         assert isinstance(other, ImageDirectory)
         self._make_shell()
-        for name in ("upper", "copy"):
-            if (other.path / name).exists():
-                self._copy(other.path / name)
+        self._copy(*(folder for name in ("upper", "copy") if (folder := other.path / name).exists()))
         self._hold()
-
-    def _copy(self, folder: Path) -> None:
-        copied = subprocess.run(
-            ["cp", "-a", "--reflink=auto", str(folder), str(self.path)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
-        if copied.returncode:
-            raise SandboxFailed(f"sandbox: its files were not copied: {copied.stderr.strip()[:300]}")
 
     def _hold(self) -> None:
         self._held = self._held or self._image()

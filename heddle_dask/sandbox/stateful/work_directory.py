@@ -61,19 +61,19 @@ class WorkDirectory:
     def copy_of(self, other: WorkDirectory) -> None:
         """Make it with a copy of the other's files, sharing their blocks where the file system can."""
         self._make_shell()
-        copied = subprocess.run(
-            ["cp", "-a", "--reflink=auto", str(other.work), str(other.tmp), str(self.path)],
-            capture_output=True,
-            text=True,
-            errors="replace",
-        )
-        if copied.returncode:
-            raise SandboxFailed(f"sandbox: its files were not copied: {copied.stderr.strip()[:300]}")
+        self._copy(other.work, other.tmp)
         if self.uid is not None:
             owner = f"{self.uid}:{self.uid}"
             owned = subprocess.run(["chown", "-Rh", owner, "--", str(self.work), str(self.tmp)], capture_output=True)
             if owned.returncode:
                 raise SandboxFailed("sandbox: its files were copied, and could not be given to its user")
+
+    def _copy(self, *folders: Path) -> None:
+        copied = subprocess.run(
+            ["cp", "-a", "--reflink=auto", "--", *folders, self.path], capture_output=True, text=True, errors="replace"
+        )
+        if copied.returncode:
+            raise SandboxFailed(f"sandbox: its files were not copied: {copied.stderr.strip()[:300]}")
 
     def _give(self, path: Path) -> None:
         if self.uid is not None:
