@@ -117,11 +117,7 @@ def plan(
     jobs = jobs_of(budgets, work, arm, each_seed, warm=warm)
     played = played_of(budgets, play_jobs(jobs, scheduler=scheduler, say=_say, names=names))
     conditions: dict[str, object] = {
-        "workload": workload,
-        "cluster": cluster,
-        "gpu": described.gpu,
-        "model": model,
-        "strategy": arm.name,
+        **{"workload": workload, "cluster": cluster, "gpu": described.gpu, "model": model, "strategy": arm.name},
         "trajectories": count,
         "samples": samples,
         "slots": described.slots or "100 per GPU",

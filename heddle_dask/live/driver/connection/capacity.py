@@ -86,11 +86,7 @@ async def wait_for_capacity(
                     on_wait(f"beginning with {ready} of {wanted} engines; the others join when they answer")
                     return capacity
             if capacity.start_failures:
-                address, reason = next(iter(capacity.start_failures.items()))
-                failure = f"an engine does not start on worker {address}: {reason}"
-                possible = capacity.engine_workers - len(capacity.start_failures)
-                if possible < (engines or 1):
-                    raise BadInput(failure)
+                failure, possible = failed_start(capacity, engines)
                 if ready >= (engines or possible):
                     on_wait(f"{failure}; going on with {ready} engines")
                     return capacity
@@ -101,6 +97,16 @@ async def wait_for_capacity(
             told = missing
             on_wait(missing)
         await asyncio.sleep(_POLL_S)
+
+
+def failed_start(capacity: Capacity, engines: int | None) -> tuple[str, int]:
+    """One line about an engine that does not start, which is refused where too few are left, and how many are."""
+    address, reason = next(iter(capacity.start_failures.items()))
+    failure = f"an engine does not start on worker {address}: {reason}"
+    possible = capacity.engine_workers - len(capacity.start_failures)
+    if possible < (engines or 1):
+        raise BadInput(failure)
+    return failure, possible
 
 
 def starting_told(phases: Sequence[str]) -> str:
