@@ -21,6 +21,7 @@ from heddle_dask.sandbox.confinement import (
     Mode,
     PreparedRun,
     common_environment,
+    compiled,
     private_user_id,
     rlimits_of,
 )
@@ -119,7 +120,7 @@ class Bubblewrap:
         interpreter = Interpreter.of_this_process()
         self._program = program
         self._root = tuple(_root(interpreter))
-        self._command = (interpreter.program_inside, "-I", "-S", "-B", "-c", inside.source())
+        self._command = (interpreter.program_inside, "-I", "-S", "-B", "-c", compiled(inside.source()))
         self._libraries = interpreter.libraries_inside
         self._private_user_ids = private_user_ids
 

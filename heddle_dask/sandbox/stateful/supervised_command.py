@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from heddle_dask.isolation.granted import granted
-from heddle_dask.sandbox.confinement import PreparedRun
+from heddle_dask.sandbox.confinement import PreparedRun, compiled
 from heddle_dask.sandbox.stateful import supervisor
 from heddle_dask.sandbox.stateful.contract import EndedBy, ExecResult, SandboxFailed, SandboxSpec
 
@@ -117,7 +117,7 @@ class SupervisedCommand:
         try:
             process = await asyncio.create_subprocess_exec(
                 getattr(sys, "_base_executable", sys.executable),
-                *("-I", "-S", "-B", "-c", supervisor.source()),
+                *("-I", "-S", "-B", "-c", compiled(supervisor.source())),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
