@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from distributed.core import Status
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.live.clusters.credentials import Credentials
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.clusters.owned_directory import OwnedDirectory
@@ -73,3 +74,15 @@ def test_what_is_written_while_it_is_removed_is_found_the_next_time(tmp_path: Pa
     assert (owned.path / ".lock").exists()
     OwnedDirectory("x-", tmp_path)
     assert not owned.path.exists()
+
+
+def test_a_local_cluster_is_not_scaled_since_that_would_end_workers_of_any_kind(tmp_path: Path) -> None:
+    async def body() -> None:
+        made = LocalRolloutCluster(asynchronous=True, security=False, dashboard=False, directory=tmp_path)
+        for ask in (lambda: made.scale(1), made.adapt):
+            with pytest.raises(BadInput, match="keeps the workers that it was made with"):
+                ask()
+        assert list(made.worker_spec) == ["rollout-0", "tool-0"]
+        made.status = Status.closed  # it was not started
+
+    asyncio.run(body())

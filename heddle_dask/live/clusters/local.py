@@ -15,18 +15,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distributed.core import rpc
+from distributed.core import Status, rpc
 from distributed.deploy.cluster import Cluster
 from distributed.deploy.spec import ProcessInterface, SpecCluster
 
 from heddle_dask.core.errors import BadInput, HeddleError, check_count
 from heddle_dask.core.notebook import facts_html
 from heddle_dask.core.resources import CPU_POOL, GPU_POOL, GPUS, MEMORY, PoolMaximum, Resources, checked_pool
-from heddle_dask.engines.spec import check_hardware
 from heddle_dask.engines.supervised_process import SupervisedProcess
 from heddle_dask.isolation.cgroups import find_cgroups
 from heddle_dask.isolation.cores import memory_bytes as machine_memory_bytes
 from heddle_dask.live.clusters.credentials import Credentials
+from heddle_dask.live.clusters.hardware import hardware_of_workers
 from heddle_dask.live.clusters.owned_directory import OwnedDirectory
 from heddle_dask.live.clusters.worker_command import PRELOADS, QUICK_LOOP, worker_arguments
 from heddle_dask.live.wire.cluster_messages import ExchangeDemand, QueuedCapacity
@@ -46,6 +46,10 @@ from heddle_dask.live.wire.transport import ask_over
 
 # A busy machine takes its time; a process that ends is noticed at once.
 START_TIMEOUT_S = 180.0
+_NOT_SCALED = (
+    "a LocalRolloutCluster keeps the workers that it was made with: ask for more engines when you make it, or scale "
+    "the groups of a SlurmCluster whose backend is 'local'"
+)
 
 _SCHEDULER_ENV = {
     **QUICK_LOOP,
@@ -54,25 +58,6 @@ _SCHEDULER_ENV = {
     "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "100",
     "DASK_DISTRIBUTED__SCHEDULER__ACTIVE_MEMORY_MANAGER__START": "False",
 }
-
-
-def hardware_of_workers(hardware: Mapping[str, int] | None, engines: int) -> list[str]:
-    """The class of each rollout worker; empty without classes.
-
-    Raises
-    ------
-    BadInput
-        A class is no plain name, or the numbers do not add up to `engines`.
-    """
-    if hardware is None:
-        return [""] * engines
-    for name in hardware:
-        check_hardware("hardware", name)
-    classes = [name for name, count in hardware.items() for _ in range(count)]
-    if len(classes) != engines or min(hardware.values(), default=1) < 1:
-        told = ",".join(f"{name}={count}" for name, count in hardware.items())
-        raise BadInput(f"hardware {told} is not of {engines} engines: give a class to each, or fewer engines")
-    return classes
 
 
 class ClusterProcessFailed(HeddleError):
@@ -381,6 +366,16 @@ class LocalRolloutCluster(SupervisedCluster):
             },
         )
         return f"{super()._repr_html_(cluster_status=cluster_status)}{own}"
+
+    def scale(self, n: int = 0, memory: Any = None, cores: Any = None) -> Any:
+        """Refused: Dask would end its latest workers, of whatever kind, or start one without a kind."""
+        if self.status not in (Status.closing, Status.closed):
+            raise BadInput(_NOT_SCALED)
+        return super().scale(n, memory, cores)  # Dask's way to end all workers
+
+    def adapt(self, **kwargs: Any) -> Any:
+        """Refused as `scale` is."""
+        raise BadInput(_NOT_SCALED)
 
     def _spec(self, name: str, resources: Mapping[str, float], env: Mapping[str, str] | None = None) -> dict[str, Any]:
         options = {
