@@ -493,37 +493,31 @@ def test_blocks_are_let_go_when_the_lease_ends_and_an_import_waits_no_longer(tmp
         pair.tell(scenario)
 
 
-@pytest.mark.vllm
-@pytest.mark.slow
-def test_vllm_lets_blocks_go_when_nobody_reads_them_and_they_are_not_asked_for_then(tmp_path, monkeypatch):
-    """The lease of real blocks ends: nothing uses them, and an import is refused. The source alone shows both."""
-    monkeypatch.setattr("heddle_dask.engines.vllm_command.KV_LEASE_S", 4)
-    with ExitStack() as stack:
-        (process,) = start(stack, tmp_path, spec_of("vllm"))
+async def check_blocks_are_let_go(engine: EngineClient) -> None:
+    """The lease of real blocks ends: nothing uses them, and an import is refused. The source alone shows both.
 
-        async def kv_use() -> float:
-            async with (
-                cluster_session(process.address.socket) as session,
-                session.get(f"{process.address.url}/metrics") as said,
-            ):
-                lines = (await said.text()).splitlines()
-            return float(next(line for line in lines if line.startswith(METRIC)).split()[-1])
+    Called where a vLLM engine with a short lease runs (tests/live/test_engine_host.py).
+    """
 
-        async def scenario() -> None:
-            async with EngineClient(process.address) as engine:
-                tokens = context(1500)
-                expected, _ = await greedy(engine, tokens)
-                handle = await export(engine, tokens)
-                await greedy(engine, context(20), 2)  # counts are written with each iteration
-                assert await kv_use() > 0
-                await asyncio.sleep(max(0.0, handle.expires_s - time.monotonic()))
-                assert await failure(engine, tokens, handle) == "expired"
-                while await kv_use() > 0:
-                    await asyncio.sleep(0.5)
-                    await greedy(engine, context(20), 2)
-                assert (await greedy(engine, tokens))[0] == expected
+    async def kv_use() -> float:
+        async with (
+            cluster_session(engine.address.socket) as session,
+            session.get(f"{engine.address.url}/metrics") as said,
+        ):
+            lines = (await said.text()).splitlines()
+        return float(next(line for line in lines if line.startswith(METRIC)).split()[-1])
 
-        asyncio.run(asyncio.wait_for(scenario(), CEILING_S))
+    tokens = context(1500)
+    expected, _ = await greedy(engine, tokens)
+    handle = await export(engine, tokens)
+    await greedy(engine, context(20), 2)  # counts are written with each iteration
+    assert await kv_use() > 0
+    await asyncio.sleep(max(0.0, handle.expires_s - time.monotonic()))
+    assert await failure(engine, tokens, handle) == "expired"
+    while await kv_use() > 0:
+        await asyncio.sleep(0.5)
+        await greedy(engine, context(20), 2)
+    assert (await greedy(engine, tokens))[0] == expected
 
 
 @pytest.mark.parametrize("jump_s", [-3600.0, 3600.0])

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from engines.test_kv_transfer import check_blocks_are_let_go, spec_of
 
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.client import EngineClient
@@ -209,12 +210,15 @@ def test_a_long_step_that_takes_all_slots_is_not_stuck(tmp_path: Path, cost, wor
 @pytest.mark.vllm
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_paused_vllm_is_healthy_and_counts_as_lost(tmp_path: Path, model_dir: str) -> None:
+def test_vllm_lets_blocks_go_that_nobody_reads_and_counts_as_lost_when_it_is_paused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Paused, it freezes running steps and goes on answering its health checks, as when a GPU hangs."""
+    monkeypatch.setattr("heddle_dask.engines.vllm_command.KV_LEASE_S", 4)
 
     async def main() -> None:
         told = Told()
-        spec = EngineSpec("vllm", model_dir, slots=2, max_model_len=2048, dtype="float32")
+        spec = replace(spec_of("vllm"), slots=2)
         watch = Watch(health=HealthLimits(0.5), stall_s=4.0, canary_s=4.0, backoff_s=600.0)
         host = EngineHost(
             spec,
@@ -228,6 +232,7 @@ def test_a_paused_vllm_is_healthy_and_counts_as_lost(tmp_path: Path, model_dir: 
         try:
             assert await told.until(1) == ["ready"]
             client = told.client
+            await check_blocks_are_let_go(client)
             steps = [asyncio.ensure_future(client.generate(step(name, 1900))) for name in "abcd"]
             while (await client.progress())[0] == 0:
                 await asyncio.sleep(0.1)
