@@ -373,7 +373,7 @@ class LocalRolloutCluster(SupervisedCluster):
             raise BadInput(_NOT_SCALED)
         return super().scale(n, memory, cores)  # Dask's way to end all workers
 
-    def adapt(self, **kwargs: Any) -> Any:
+    def adapt(self, *args: Any, **kwargs: Any) -> Any:
         """Refused as `scale` is."""
         raise BadInput(_NOT_SCALED)
 
