@@ -12,13 +12,20 @@ import pytest
 from distributed import Client
 from worlds.live_agents import RecordingWorker, ToolAgent
 from worlds.live_world import check_against_engine, control_lines, kill, lives, run, until, worker_process
+from worlds.tcp_door import tcp_door
 
+from heddle_dask.apis.remote_model import RemoteModel
+from heddle_dask.apis.rewarded import JudgeReward, rewarded
 from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import replay
+from heddle_dask.core.resources import ApiQuota, QuotaWindow
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.environments.base import Context, Task
+from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.batch import Batch
+from heddle_dask.live.driver.inputs.pools import Pools
 from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.session import open_session
@@ -26,6 +33,15 @@ from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import DEFAULT_PRESET, build_strategies
 
 pytestmark = [pytest.mark.cluster, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+KEY = "sk-secret-of-this-test"
+QUOTA = ApiQuota("judge", windows=(QuotaWindow(400, 2.0, "tokens"),))
+
+
+def engine_socket() -> str:
+    words = next(words for words in (p.cmdline() for p in vllm_processes()) if "--uds" in words)
+    return words[words.index("--uds") + 1]
 
 
 def vllm_processes() -> list[psutil.Process]:
@@ -40,6 +56,9 @@ class Session:
         self.seen, self.out = folder / "seen.jsonl", folder / "run.zarr"
         with contextlib.ExitStack() as stack:
             patched = stack.enter_context(pytest.MonkeyPatch.context())
+            patched.setenv("JUDGE_KEY", KEY)
+            port = stack.enter_context(tcp_door(engine_socket))
+            judge = RemoteModel("judge", f"http://127.0.0.1:{port}/v1", model, "JUDGE_KEY")
             patched.setattr(open_session, "RolloutWorker", lambda spec, watch: RecordingWorker(spec, str(self.seen)))
             self.cluster = stack.enter_context(LocalRolloutCluster(1, tool_cpus=8, dashboard=False))
             self.rollout = stack.enter_context(
@@ -49,6 +68,7 @@ class Session:
                     model=model,
                     engines=EngineSpec("vllm", model, slots=4, max_model_len=2048, dtype="float32"),
                     budget=Budget(max_step_tokens=512),
+                    pools=Pools(services=[judge], quotas=[QUOTA]),
                     out=self.out,
                 )
             )
@@ -80,6 +100,29 @@ def test_the_shipped_agent_uses_its_tools_and_solves_tasks(env: str, vllm_sessio
     assert {a.status for record in batch for a in record.actions} == {"ok"}
     lengths = {len(record.steps) for record in batch}
     assert len(lengths) > 1 or env == "code", "trajectories vary in length"
+
+
+async def says_nothing(task: Task, ctx: Context) -> None:
+    return None
+
+
+def test_an_engine_of_vllm_judges_as_a_remote_model_within_its_quota_of_tokens(vllm_session: Session) -> None:
+    judged = rewarded(
+        FunctionEnvironment(says_nothing, name="silent"), JudgeReward("judge", "{question}", read=len, max_tokens=64)
+    )
+    vllm_session.rollout.environment = judged
+    batch = vllm_session.rollout.run([*["What is 2+3?"] * 12, "hello"])
+    *right, cut = batch
+    assert len({record.reward for record in right}) == 1 and (right[0].reward or 0.0) > 20
+    assert cut.reward is None and cut.reward_cause == "raised" and "its reply was cut" in cut.reward_detail
+    actions = [action for record in batch for action in record.actions]
+    assert {(action.label, action.status) for action in actions} == {("judge:judge", "ok")}
+    assert max(action.quota_s for action in actions) > 0
+    lines = control_lines(vllm_session.out)
+    used = [event[9] for event, _ in lines if event[0] == "ActionFinished" and event[9] is not None]
+    assert len(used) == 13 and all(20 < tokens < 120 for tokens in used)
+    stored = [path for path in vllm_session.out.parent.rglob("*") if path.is_file()]
+    assert stored and not any(KEY.encode() in path.read_bytes() for path in stored)
 
 
 def test_records_equal_what_vllm_saw_and_a_killed_worker_leaves_no_engine(vllm_session: Session) -> None:
