@@ -54,7 +54,7 @@ class CpuBench:
                 "cpu-batch",
                 ours,
                 {
-                    "pod 0.5 to 4 CPUs": (_pods(ours), ""),
+                    "pod 0.5 to 4 CPUs": (pods_of(ours), ""),
                     "pod, limit tuned": self._tuned_pods(ours),
                     "pod 0.5 to 4 CPUs, control plane at its objectives": (_slow_pods(ours, 0.0), ""),
                     "the same, starts time out after 30 s": (_slow_pods(ours, 30.0), ""),
@@ -69,8 +69,8 @@ class CpuBench:
         for tests_s in LOADS_S:
             for nodes in NODES:
                 job = replace(self._job(_BATCH), pools=(("cpu", nodes),))
-                ours = _with_workload(job, tests_mean_s=tests_s)
-                arms = {"pod 0.5 to 4 CPUs": (_pods(ours), ""), "pod, limit tuned": self._tuned_pods(ours)}
+                ours = with_workload(job, tests_mean_s=tests_s)
+                arms = {"pod 0.5 to 4 CPUs": (pods_of(ours), ""), "pod, limit tuned": self._tuned_pods(ours)}
                 paper = "1.89 to 4.33, least at 768" if nodes == NODES[0] else ""
                 rows += self._compared(f"cpu-cores, tests of {tests_s:g} s", ours, arms, paper)
         return rows
@@ -79,7 +79,7 @@ class CpuBench:
         """Commands in the environment and rewards, apart."""
         ours = self._job(_BATCH)
         arms = {
-            "pod 0.5 to 4 CPUs": (_pods(ours), ""),
+            "pod 0.5 to 4 CPUs": (pods_of(ours), ""),
             "pod 0.5 to 4 CPUs, control plane at its objectives": (_slow_pods(ours, 0.0), ""),
         }
         rows: list[ActionRow] = []
@@ -95,7 +95,7 @@ class CpuBench:
         rows: list[ActionRow] = []
         for tests_s in LOADS_S:
             for batch, units, paper in ((48, 4, "2.0"), (_PART_BATCH, 16, "3.0")):
-                ours = _with_workload(_part(batch), tests_mean_s=tests_s)
+                ours = with_workload(_part(batch), tests_mean_s=tests_s)
                 fixed = {number: replace(ours, actions=f"{FIXED},units={number}") for number in UNITS}
                 best = self._best(fixed)
                 arms = {
@@ -116,7 +116,7 @@ class CpuBench:
         """CPUs that each trajectory owns, and a fixed pool of workers for commands and one for tests, both tuned."""
         rows: list[ActionRow] = []
         for tests_s in LOADS_S:
-            ours = _with_workload(_part(_PART_BATCH), tests_mean_s=tests_s)
+            ours = with_workload(_part(_PART_BATCH), tests_mean_s=tests_s)
             owned = {cpus: replace(ours, actions=f"{PER_TRAJECTORY},cpus={cpus}") for cpus in (1, 2, 4)}
             pools = {
                 (share, units): replace(ours, actions=f"{WORKER_POOLS},kinds={_kinds(ours.cores, share, units)}")
@@ -138,7 +138,7 @@ class CpuBench:
         """Two workloads on one pool against each on half of it, started together and 200 s apart."""
         rows: list[ActionRow] = []
         for later_s in (0.0, 200.0):
-            base = _with_workload(_part(_PART_BATCH // 2), tests_mean_s=LOADS_S[-1])
+            base = with_workload(_part(_PART_BATCH // 2), tests_mean_s=LOADS_S[-1])
             task = base.tasks[0]
             first = replace(task, workload=replace(task.workload, name="first"))
             second = replace(task, workload=replace(task.workload, name="second"), submitted_s=later_s)
@@ -155,10 +155,10 @@ class CpuBench:
         """Profiles that are wrong by a factor of 2, and none."""
         rows: list[ActionRow] = []
         for tests_s in LOADS_S:
-            ours = _with_workload(_part(_PART_BATCH), tests_mean_s=tests_s)
+            ours = with_workload(_part(_PART_BATCH), tests_mean_s=tests_s)
             arms = {
-                "wrong by a factor of 2": (_with_workload(ours, profiles="wrong"), ""),
-                "none declared, learned": (_with_workload(ours, profiles="none"), ""),
+                "wrong by a factor of 2": (with_workload(ours, profiles="wrong"), ""),
+                "none declared, learned": (with_workload(ours, profiles="none"), ""),
             }
             rows += self._compared(f"cpu-profiles, tests of {tests_s:g} s", ours, arms)
         return rows
@@ -168,7 +168,7 @@ class CpuBench:
         rows: list[ActionRow] = []
         for predictor in ("oracle", "xgboost"):
             for cpus in (96, 256):
-                job = _with_workload(_part(_PART_BATCH), tests_mean_s=LOADS_S[-1])
+                job = with_workload(_part(_PART_BATCH), tests_mean_s=LOADS_S[-1])
                 tail = replace(
                     job,
                     host_cpus=cpus,
@@ -267,8 +267,8 @@ class CpuBench:
     def _tuned_pods(self, ours: CpuJob) -> tuple[CpuJob, str]:
         """Pods with the limit of the least mean ACT for 256 trajectories on 256 cores."""
         base = _part(_PART_BATCH)
-        best = self._best({limit: _pods(base, limit_cpus=limit) for limit in LIMITS})
-        return _pods(ours, limit_cpus=best), f"limit {best:g} CPUs"
+        best = self._best({limit: pods_of(base, limit_cpus=limit) for limit in LIMITS})
+        return pods_of(ours, limit_cpus=best), f"limit {best:g} CPUs"
 
     def _best(self, jobs: Mapping[Key, CpuJob]) -> Key:
         """The job with the least mean ACT, on a seed that is not reported."""
@@ -291,7 +291,7 @@ def _part(batch: int) -> CpuJob:
     return CpuJob((CpuTask(SoftwareWorkload(), batch),), 0, ELASTIC, pools=(("cpu", 1),), gpus=76)
 
 
-def _pods(ours: CpuJob, *, limit_cpus: float = 4.0, **more: Any) -> CpuJob:
+def pods_of(ours: CpuJob, *, limit_cpus: float = 4.0, **more: Any) -> CpuJob:
     """The same rollout with one pod per trajectory."""
     nodes = tuple(ours.host_cpus for _, hosts in ours.pools for _ in range(hosts))
     # A fifth of the cluster has a fifth of the control plane.
@@ -310,7 +310,7 @@ def _pods(ours: CpuJob, *, limit_cpus: float = 4.0, **more: Any) -> CpuJob:
 
 def _slow_pods(ours: CpuJob, start_timeout_s: float) -> CpuJob:
     """Pods behind a control plane that takes as long as Kubernetes' objectives allow in 99 % of the cases."""
-    return _pods(ours, start_s=5.0, exec_s=1.0, start_timeout_s=start_timeout_s)
+    return pods_of(ours, start_s=5.0, exec_s=1.0, start_timeout_s=start_timeout_s)
 
 
 def _kinds(cores: int, tests_share: float, units: int) -> str:
@@ -319,14 +319,14 @@ def _kinds(cores: int, tests_share: float, units: int) -> str:
     return f"tests:{tests}x{units}/command:{max(1, cores - tests * units)}x1"
 
 
-def _with_workload(job: CpuJob, **changes: object) -> CpuJob:
+def with_workload(job: CpuJob, **changes: object) -> CpuJob:
     tasks = tuple(replace(task, workload=replace(task.workload, **changes)) for task in job.tasks)  # type: ignore[arg-type]
     return replace(job, tasks=tasks)
 
 
 def _swept(base: CpuJob) -> dict[str, list[tuple[str, CpuJob, CpuJob]]]:
     """By constant: each value as a text, the job with pods and ours. Rates are those of the whole cluster."""
-    pods = _pods(base)
+    pods = pods_of(base)
     both: dict[str, list[tuple[str, dict[str, object]]]] = {
         "mean of a command": [(f"{s:g} s", {"command_mean_s": s}) for s in (0.25, 1.0, 4.0)],
         "CPU seconds of tests": [(f"{s:g} s", {"tests_mean_s": s}) for s in (15.0, 60.0, 240.0)],
@@ -334,19 +334,20 @@ def _swept(base: CpuJob) -> dict[str, list[tuple[str, CpuJob, CpuJob]]]:
         "median of the steps": [(f"{steps:g}", {"steps_median": steps}) for steps in (10.0, 25.0, 40.0)],
     }
     swept = {
-        name: [(text, _with_workload(pods, **change), _with_workload(base, **change)) for text, change in values]
+        name: [(text, with_workload(pods, **change), with_workload(base, **change)) for text, change in values]
         for name, values in both.items()
     }
     swept["start of a sandbox or pod"] = [
-        (f"{s:g} s", _pods(replace(base, sandbox_start_s=s)), replace(base, sandbox_start_s=s)) for s in (0.0, 1.0, 5.0)
+        (f"{s:g} s", pods_of(replace(base, sandbox_start_s=s)), replace(base, sandbox_start_s=s))
+        for s in (0.0, 1.0, 5.0)
     ]
     swept["pods started per second"] = [
-        (f"{rate:g}" if rate else "without limit", _pods(base, starts_per_s=rate / 5), base)
+        (f"{rate:g}" if rate else "without limit", pods_of(base, starts_per_s=rate / 5), base)
         for rate in (10.0, 30.0, 0.0)
     ]
-    swept["sending a command into a pod"] = [(f"{s:g} s", _pods(base, exec_s=s), base) for s in (0.0, 0.1, 1.0)]
+    swept["sending a command into a pod"] = [(f"{s:g} s", pods_of(base, exec_s=s), base) for s in (0.0, 0.1, 1.0)]
     swept["commands that the control plane sends per second"] = [
-        (f"{rate:g}" if rate else "without limit", _pods(base, execs_per_s=rate / 5), base)
+        (f"{rate:g}" if rate else "without limit", pods_of(base, execs_per_s=rate / 5), base)
         for rate in (0.0, 200.0, 100.0)
     ]
     swept["GPUs that generate"] = [

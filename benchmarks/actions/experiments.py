@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from benchmarks.actions.ablation import ablation_rows
 from benchmarks.actions.api import simulated_rows
 from benchmarks.actions.cpu import CPU_EXPERIMENTS
+from benchmarks.actions.cpu_hosts import host_rows
 from benchmarks.actions.gpu import GPU_EXPERIMENTS
 from benchmarks.actions.rows import ActionRow
 from benchmarks.experiments import Experiment, Experiments, Study, experiment
@@ -47,6 +47,7 @@ def _overhead(study: Study) -> list[ActionRow]:
 _SIMULATED = {
     **CPU_EXPERIMENTS,
     **GPU_EXPERIMENTS,
+    "cpu-hosts": experiment(host_rows),
     "api": experiment(simulated_rows),
 }
 _LIVE = {
@@ -59,6 +60,6 @@ _LIVE = {
     ),
 }
 EXPERIMENTS = Experiments(
-    {**_SIMULATED, **_LIVE, "ablation": experiment(ablation_rows)},
+    {**_SIMULATED, **_LIVE},
     {"simulated": list(_SIMULATED), "live": list(_LIVE)},
 )

@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.opponents.pod_settings import PodSettings
-from benchmarks.opponents.shared_cpus import SharedJob, SharedNode
 from heddle_dask.core.commands import RunAction
 from heddle_dask.core.events import ActionFinished
 from heddle_dask.core.ids import ActionId, HostId, TrajectoryId
 from heddle_dask.core.resources import CPUS
 from heddle_dask.sim.loop import VirtualTime
 from heddle_dask.sim.program import SimulatedCall
+from heddle_dask.sim.shared_cpus import SharedJob, SharedNode
 
 
 @dataclass(slots=True, eq=False)

@@ -160,7 +160,9 @@ class Actions:
             action.started_at = self.state.at
             waits = self.calls.waits(action)
             self._occupy(action, grant.host_id, grant.resources)
-            commands.append(RunAction(grant.action_id, grant.host_id, grant.resources, waits))
+            commands.append(
+                RunAction(grant.action_id, grant.host_id, grant.resources, waits, reach_cpus=grant.reach_cpus)
+            )
         self.state.new_actions.clear()
         self.state.freed_hosts.clear()
         return commands

@@ -126,6 +126,9 @@ class RunAction:
     first_gpu, gpus
         The GPUs that it uses: `gpus` of them from `first_gpu` on, counted on its host; 0 GPUs: none. An action with a
         service runs on the copy that is resident on exactly this chunk, together with other requests of that copy.
+    reach_cpus
+        CPUs of its host that it may use in all, its own among them: the others while those that have them leave them
+        idle. 0: its own alone.
     """
 
     action_id: ActionId
@@ -134,6 +137,7 @@ class RunAction:
     waits: ActionWaits = NO_WAITS
     first_gpu: int = 0
     gpus: int = 0
+    reach_cpus: int = 0
 
     @property
     def cpus(self) -> int:

@@ -76,6 +76,10 @@ class ClusterView:
         """By how much the turn of its run grows when this action starts with the least of everything."""
         return turn_cost(self._state, action) if self._state.is_shared else 0.0
 
+    def is_waiting(self, action: Action) -> bool:
+        """Whether it waits for an allocation: not for a place for its sandbox, and not for its next attempt."""
+        return action.spec.action_id in self._state.waiting_actions
+
     @property
     def new_actions(self) -> Iterable[Action]:
         """Actions that have begun to wait since the last allocation, in the order of their requests.
@@ -403,11 +407,18 @@ class RanksWaiting(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Proposal: run this action on this host with these resources."""
+    """Proposal: run this action on this host with these resources.
+
+    Attributes
+    ----------
+    reach_cpus
+        As that of `RunAction`.
+    """
 
     action_id: ActionId
     host_id: HostId
     resources: Resources
+    reach_cpus: int = 0
 
 
 class ActionAllocation(Protocol):

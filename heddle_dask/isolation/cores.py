@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,6 +111,19 @@ class CoreAllocator:
             self._free[node].difference_update(chosen)
             taken += chosen
         return tuple(sorted(taken))
+
+    def reach(self, own: Sequence[int], count: int) -> tuple[int, ...]:
+        """These cores and others of the worker, `count` in all: idle ones first, and of the same NUMA nodes.
+
+        The others stay those of the actions that have them, or that will.
+        """
+        nodes = {self._node_of[core] for core in own}
+
+        def far(core: int) -> tuple[bool, bool, int]:
+            return core not in self._free[self._node_of[core]], self._node_of[core] not in nodes, core
+
+        others = sorted((core for core in self._node_of if core not in own), key=far)
+        return tuple(sorted([*own, *others[: max(0, count - len(own))]]))
 
     def give_back(self, cores: Collection[int]) -> None:
         """The inverse of `take`.

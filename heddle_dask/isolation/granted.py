@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from heddle_dask.core.errors import BadInput, is_finite
 
 CPUS_VARIABLE = "HEDDLE_CPUS"
+LOWEST_PRIORITY = 19
+"""The nice value of a process that uses the cores of others: setpriority(2)."""
 # Read by numeric libraries when they are loaded; the last by Python 3.13 and later (`os.cpu_count`).
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -31,9 +35,11 @@ class Granted:
     cpus
         Number of its CPUs; 0 for an action that only waits.
     cores
-        The CPUs of the machine that are its alone; empty where it shares those of its worker.
+        The CPUs of the machine on which it runs; empty where it shares those of its worker.
     memory_bytes
         Limit of its memory; 0: none.
+    lent
+        Whether some of the cores are those of other actions, which go first.
     adopt
         Takes the pid of a process that was started for the action, and holds it to the limits of the action.
     use
@@ -43,6 +49,7 @@ class Granted:
     cpus: int = 1
     cores: tuple[int, ...] = ()
     memory_bytes: int = 0
+    lent: bool = False
     adopt: Callable[[int], None] = field(default=lambda pid: None, repr=False, compare=False)
     use: Callable[[int, float], None] = field(default=lambda tokens, cost: None, repr=False, compare=False)
 
@@ -107,3 +114,17 @@ def running_with(given: Granted) -> Iterator[None]:
 def cpu_variables(cpus: int) -> dict[str, str]:
     """Environment variables that tell a program its number of CPUs: ``HEDDLE_CPUS``, and those of numeric libraries."""
     return {CPUS_VARIABLE: str(cpus), **dict.fromkeys(THREAD_VARIABLES, str(max(1, cpus)))}
+
+
+def yield_cpus(pid: int) -> None:
+    """Let a process, and all that it starts, use only the time that processes of usual priority leave.
+
+    Its nice value counts within its session alone where the kernel groups sessions (sched(7), "The autogroup feature"):
+    there the session has the lowest value too.
+    """
+    with contextlib.suppress(OSError):  # it has ended, or one of its threads
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.setpriority(os.PRIO_PROCESS, int(thread), LOWEST_PRIORITY)
+    with contextlib.suppress(OSError):
+        if os.getsid(pid) == pid:
+            Path(f"/proc/{pid}/autogroup").write_text(str(LOWEST_PRIORITY), encoding="ascii")

@@ -49,7 +49,8 @@ class SimulatedCalls:
         self._returned = returned
         self._given_up = given_up
         self._programs: dict[TrajectoryId, Program] = {}
-        self._tools = SimulatedTools(time, fails, self._ended, fleet.sandbox_start_s)
+        cpus = {host.host_id: host.cpus for host in fleet.action_hosts if host.cpus}
+        self._tools = SimulatedTools(time, fails, self._ended, cpus, fleet.sandbox_start_s)
         self._unmanaged = None if fleet.unmanaged is None else fleet.unmanaged(time, self._ended)
         self._services = SimulatedServices(
             {service.name: service for service in fleet.services},

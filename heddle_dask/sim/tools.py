@@ -1,9 +1,13 @@
-"""Hosts of CPUs in virtual time: an action runs as long as its true profile says for the units that it was granted."""
+"""Hosts of CPUs in virtual time: an action runs as long as its true profile says for the units that it has.
+
+One that may use CPUs which others leave idle shares them with its like; those of all other actions are theirs alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from heddle_dask.core.commands import RunAction
 from heddle_dask.core.events import ActionFinished
@@ -12,6 +16,7 @@ from heddle_dask.core.resources import CPUS
 from heddle_dask.sim.fleet import FAILED_TOOL_SHARE
 from heddle_dask.sim.loop import VirtualTime
 from heddle_dask.sim.program import SimulatedCall
+from heddle_dask.sim.shared_cpus import SharedJob, SharedNode
 
 
 @dataclass(slots=True, eq=False)
@@ -22,6 +27,8 @@ class _Running:
     host_id: HostId
     run_s: float
     cause: str
+    cpus: int = 0  # that are its alone
+    shared: SharedJob | None = None  # what it does with CPUs that it shares
     over: bool = False
 
 
@@ -32,6 +39,8 @@ class SimulatedTools:
     ----------
     ended
         Called with the event of each action that has ended or was aborted, and its call.
+    cpus
+        CPUs of each host.
     sandbox_start_s
         Seconds to start a sandbox; the first action of a sandbox on a host waits for it, with its units.
     """
@@ -41,8 +50,10 @@ class SimulatedTools:
         time: VirtualTime,
         fails: Callable[[ActionId], bool],
         ended: Callable[[ActionFinished, SimulatedCall], None],
+        cpus: Mapping[HostId, int] = MappingProxyType({}),
         sandbox_start_s: float = 0.0,
     ) -> None:
+        self._nodes = {host_id: SharedNode(number, time) for host_id, number in cpus.items()}
         self._time = time
         self._fails = fails
         self._ended = ended
@@ -63,7 +74,32 @@ class SimulatedTools:
         call.begun_s, call.units = self._time.now_s, units
         running = _Running(call, command.host_id, seconds, cause)
         self._running[call.action_id] = running
+        if command.reach_cpus and not cause:
+            self._share(running, command.reach_cpus, limit_s)
+            return
+        if command.host_id in self._nodes:
+            running.cpus = command.cpus
+            self._nodes[command.host_id].take(command.cpus)
         self._time.after(seconds, self._end, running)
+
+    def _share(self, running: _Running, reach_cpus: int, limit_s: float | None) -> None:
+        """Run an action on its share of the CPUs that no other has alone: at least its own."""
+        profile = running.call.work.profile
+        late_s = running.run_s - profile.seconds(running.call.units)
+        job = SharedJob(float(reach_cpus), profile, self._end, (running,))
+        self._time.after(late_s, self._begin_sharing, running, job)
+        if limit_s is not None:
+            self._time.after(limit_s, self._time_out, running)
+
+    def _begin_sharing(self, running: _Running, job: SharedJob) -> None:
+        if not running.over:
+            running.shared = job
+            self._nodes[running.host_id].add(job)
+
+    def _time_out(self, running: _Running) -> None:
+        if not running.over:
+            running.cause = "timeout"
+            self._end(running)
 
     def _start_s(self, host_id: HostId, call: SimulatedCall) -> float:
         """Seconds until the sandbox of the call is there."""
@@ -81,6 +117,8 @@ class SimulatedTools:
 
     def lose(self, host_id: HostId) -> None:
         """Lose a host: its actions never report, and its sandboxes are gone."""
+        if host_id in self._nodes:
+            self._nodes.pop(host_id).stop()
         for action_id, running in list(self._running.items()):
             if running.host_id == host_id:
                 running.over = True
@@ -96,6 +134,12 @@ class SimulatedTools:
         running.over = True
         call = running.call
         del self._running[call.action_id]
+        if running.shared is not None:
+            self._nodes[running.host_id].remove(running.shared)
+        if running.cpus:
+            self._nodes[running.host_id].take(-running.cpus)
+        else:
+            running.run_s = self._time.now_s - call.begun_s
         call.run_s, call.cause = running.run_s, running.cause
         event = ActionFinished(
             self._time.now_s,

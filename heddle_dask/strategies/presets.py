@@ -88,7 +88,7 @@ _PLAIN = {
     "affinity": "none",
     "stealing": "priced",
     "predictor": "none",
-    "actions": "fcfs-minimum",
+    "actions": "elastic",
 }
 # Placements of other frameworks and routers, each with the scheduling of the original.
 _BASELINES = {

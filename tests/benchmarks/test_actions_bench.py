@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from benchmarks.actions.cpu import CpuBench, _pods
+from benchmarks.actions.cpu import CpuBench, pods_of
 from benchmarks.actions.cpu_job import SETUP_SOURCES, CpuFigures, CpuJob, CpuTask, run_cpu_job
 from benchmarks.actions.experiments import EXPERIMENTS
 from benchmarks.actions.rows import ActionRow
@@ -33,7 +33,7 @@ def test_a_job_gives_the_same_figures_again() -> None:
 
 
 def test_pods_run_the_same_trajectories() -> None:
-    ours, pods = run_cpu_job(SMALL), run_cpu_job(_pods(SMALL))
+    ours, pods = run_cpu_job(SMALL), run_cpu_job(pods_of(SMALL))
     assert ours.actions == pods.actions and pods.completed == 32
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.opponents.shared_cpus import SharedJob, SharedNode, fair_level
 from heddle_dask.core.nouns import DurationProfile
 from heddle_dask.sim.loop import VirtualTime
+from heddle_dask.sim.shared_cpus import SharedJob, SharedNode, fair_level
 
 Job = tuple[float, float, float, float]
 """Arrival, limit, CPU seconds, serial share."""

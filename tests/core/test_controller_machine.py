@@ -20,7 +20,7 @@ from worlds.core_world import (
     strategies_of,
 )
 
-from benchmarks.opponents import FIXED, PER_TRAJECTORY, WORKER_POOLS
+from benchmarks.opponents import FIXED, PAPER, PER_TRAJECTORY, WORKER_POOLS
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.controller import Controller
@@ -170,7 +170,8 @@ ACTIONS = (
     "fcfs-minimum",
     "elastic",
     "elastic,order=fcfs,max_wait_s=5,depth=0",
-    "elastic,gather_s=3,efficiency=0.6",
+    "elastic,gather_s=3",
+    PAPER,
     f"{FIXED},units=2",
     f"{PER_TRAJECTORY},cpus=2",
     f"{PER_TRAJECTORY},cpus=4,request=1",
@@ -205,8 +206,9 @@ def test_actions_of_every_strategy_start_fit_and_end(actions: str) -> None:
         lines = json.loads(json.dumps(world.stage.journal))
         chosen = strategies_of(preset, seed=2000 + seed, overrides=[f"actions={actions}"])
         assert list(replay(Controller(chosen, world.retries), lines)) == []
-    minimum = actions == "fcfs-minimum"
-    assert (seen["more than the least units"] == 0) == minimum
+    chooses = not actions.startswith(("fcfs-minimum", "elastic"))
+    assert (seen["more than the least units"] > 0) == chooses
+    assert (seen["may use idle CPUs"] > 0) == actions.startswith("elastic")
     assert seen["asked for a time"]
 
 

@@ -336,5 +336,6 @@ def test_a_request_that_can_never_run_is_given_up_with_one_line(name: str, gpus:
 
 def test_a_request_without_a_number_of_gpus_may_use_every_size_of_its_service() -> None:
     stage = GpuStage(4, service("judge", (2, 4)))
-    assert stage.ask("a1", "judge") == [load("judge", 0, 2)]
+    assert stage.ask("a1", "judge") == [cmd.WakeUp(stage.at)], "its GPUs are chosen with what comes at the same moment"
+    assert stage.feed(ev.TimeReached) == [load("judge", 0, 2)]
     assert stage.state.actions[ActionId("a1")].spec.demand[GPUS] == Amounts(2, 4, (2, 4))

@@ -9,7 +9,7 @@ import pytest
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.view import PredictorChoice, StrategySet
-from heddle_dask.strategies.actions.first_come import FirstComeMinimum
+from heddle_dask.strategies.actions.elastic import ElasticUnits
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.kv_forecast import KvForecast
@@ -52,7 +52,7 @@ def test_a_baseline_is_its_placement_with_the_order_of_its_original_and_nothing_
     order = LeastAttained() if name == "autellix" else FirstComeFirstServed()
     assert built.scheduling == order
     assert built.admission == (AtMost(per_engine=512) if name == "slime" else Unlimited())
-    assert built.actions == FirstComeMinimum()
+    assert built.actions == ElasticUnits()
     assert built.preemption == (Hysteresis(least_wait_tokens=0) if name == "autellix" else None)
     assert (built.migration, built.predictor) == (None, None)
 

@@ -284,6 +284,8 @@ class World:
             assert self.free(command.host_id, name) >= amount, "oversubscribed"
         call.host_id, call.resources = command.host_id, command.resources
         self.seen["more than the least units"] += command.resources != call.request.demand.least
+        assert command.reach_cpus <= self.hosts[command.host_id].cpus
+        self.seen["may use idle CPUs"] += command.reach_cpus > command.cpus
 
     # -- what must hold after every event ----------------------------------------------------------------
 

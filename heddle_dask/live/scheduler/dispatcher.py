@@ -146,6 +146,7 @@ class Dispatcher:
                 service="" if action is None else action.spec.service,
                 first_gpu=command.first_gpu,
                 gpus=command.gpus,
+                reach_cpus=command.reach_cpus,
             ),
         )
         if not dispatched:

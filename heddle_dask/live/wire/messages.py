@@ -220,6 +220,7 @@ class ActionPlacement(WireValue):
     service: str = ""
     first_gpu: int = 0
     gpus: int = 0
+    reach_cpus: int = 0  # as that of `RunAction`
 
     @property
     def cpus(self) -> int:

@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from heddle_dask.isolation.granted import yield_cpus
+
 # Above the limit of an action's memory: the stack of each thread, and what the libraries of this process reserve.
 _DATA_BYTES_PER_CPU = 16 << 20
 _DATA_BYTES_OF_LIBRARIES = 64 << 20
@@ -25,6 +27,8 @@ class CallTerms:
     memory_bytes: int = 0
     file_bytes: int = 0  # limit of a file that it writes; 0: none
     user_threads: int = 0  # limit of all processes and threads of this user; 0: none
+    # Some of the cores are lent: those that have them go first. Such a process is not used for other calls.
+    lent: bool = False
 
     def apply(self) -> None:
         """Set them for this process."""
@@ -32,6 +36,8 @@ class CallTerms:
         tempfile.tempdir = None  # remembered from the call before; `TMPDIR` says where now
         if self.cores:
             pin_threads(self.cores)
+        if self.lent:
+            yield_cpus(os.getpid())
         _lower(resource.RLIMIT_FSIZE, self.file_bytes)
         _lower(resource.RLIMIT_NPROC, self.user_threads)
         if self.memory_bytes:

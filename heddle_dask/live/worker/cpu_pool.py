@@ -17,7 +17,7 @@ from heddle_dask.core.resources import CPUS, MEMORY, Resources
 from heddle_dask.engines.address import private_directory
 from heddle_dask.isolation.cgroups import CGROUP_VARIABLE, Cgroup, CgroupTree, FoundCgroups, find_cgroups
 from heddle_dask.isolation.cores import CoreAllocator, CoreClaim, claim_cores, memory_bytes, own_cores
-from heddle_dask.isolation.granted import Granted, cpu_variables
+from heddle_dask.isolation.granted import Granted, cpu_variables, yield_cpus
 from heddle_dask.isolation.mechanism import Mechanism
 from heddle_dask.isolation.process_tree import live_processes
 from heddle_dask.live.wire.messages import MEMORY_VARIABLE, ActionCall
@@ -33,6 +33,8 @@ class CoreLease:
     """What one running action has."""
 
     resources: Resources  # what the controller has granted
+    reach_cpus: int = 0  # CPUs that it may use in all, those of others while they are idle; 0: its own alone
+    own_cores: tuple[int, ...] = ()
     # What processes that it starts from the worker's loop are held to; without cores until these are taken.
     granted: Granted = field(default_factory=Granted)
     # The terms and limits of its process, where it has one.
@@ -98,13 +100,18 @@ class CpuPool:
         while self._exclusive and self._allocator.free < cpus:
             self._returned.clear()
             await self._returned.wait()
-        cores = self._allocator.take(cpus) if self._exclusive else ()
-        lease.granted = Granted(cpus, cores, memory, lambda pid: self._adopt(lease, pid), lease.use)
+        lease.own_cores = cores = self._allocator.take(cpus) if self._exclusive else ()
+        lent = lease.reach_cpus > cpus
+        if lent:
+            cpus = lease.reach_cpus
+            cores = self._allocator.reach(cores, cpus) if self._exclusive else ()
+        lease.granted = Granted(cpus, cores, memory, lent, lambda pid: self._adopt(lease, pid), lease.use)
         if call.place != "loop":
-            lease.call = self._running_call(call, cpus, cores, memory)
+            lease.call = self._running_call(call, lease.granted)
             lease.call.use = lease.use
 
-    def _running_call(self, call: ActionCall, cpus: int, cores: tuple[int, ...], memory: int) -> RunningCall:
+    def _running_call(self, call: ActionCall, given: Granted) -> RunningCall:
+        cpus, cores, memory = given.cpus, given.cores, given.memory_bytes
         has: Mapping[str, Path] = {} if self.groups is None else self.groups.folders
         scratch = self._new_scratch()
         terms = CallTerms(
@@ -114,6 +121,7 @@ class CpuPool:
             memory_bytes=0 if "memory" in has else memory,
             file_bytes=call.max_disk_bytes,
             user_threads=0 if "pids" in has else self._most_user_threads(call.max_processes),
+            lent=given.lent,
         )
         return RunningCall(terms, cores, memory, call.max_processes, scratch, call.max_disk_bytes)
 
@@ -141,6 +149,8 @@ class CpuPool:
 
     def _adopt(self, lease: CoreLease, pid: int) -> None:
         """Hold a process that the worker itself has started for an action to the cores of the action."""
+        if lease.granted.lent:
+            yield_cpus(pid)
         if lease.over or self.groups is None or not lease.granted.cores:
             return
         try:
@@ -160,7 +170,7 @@ class CpuPool:
                     await asyncio.to_thread(lease.group.kill)
                 self.groups.discard(lease.group)
         finally:
-            self._allocator.give_back(lease.granted.cores)
+            self._allocator.give_back(lease.own_cores)
             self._returned.set()
             scratch = lease.call.scratch
             if scratch and _is_as_new(scratch):

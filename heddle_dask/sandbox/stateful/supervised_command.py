@@ -144,6 +144,7 @@ class SupervisedCommand:
                 "environment": dict(prepared.environment),
                 "folder": prepared.folder,
                 "cores": list(cores),
+                "lent": given is not None and given.lent,
                 "limits": dict(prepared.rlimits),
                 "status": writing,
                 "frozen": service,

@@ -137,6 +137,13 @@ def start(order: dict) -> int:  # type: ignore[type-arg]
         os.setsid()
         if order["cores"]:
             os.sched_setaffinity(0, order["cores"])
+        if order["lent"]:  # the lowest priority, also among sessions where the kernel groups these
+            os.setpriority(os.PRIO_PROCESS, 0, 19)
+            try:
+                with open("/proc/self/autogroup", "w", encoding="ascii") as autogroup:
+                    autogroup.write("19")
+            except OSError:
+                pass
         for name, value in order["limits"].items():
             kind = getattr(resource, name)
             hard = resource.getrlimit(kind)[1]

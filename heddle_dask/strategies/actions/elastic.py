@@ -24,12 +24,16 @@ from heddle_dask.strategies.remaining import tools_left_s
 
 @dataclass(slots=True)
 class ElasticUnits:
-    """Start actions with their least units, and share what is then free by the sum of completion times.
+    """Start actions with their least units, first come or tail first; each may use what others leave idle.
 
-    A pass takes candidates per signature in order, each with the least of every resource; gives the remaining units of
-    each host (CPUs), of a pool (GPUs) or of an API to the candidates with a known speed-up by dynamic programming; and
-    evicts candidates from the tail where their units help the others more. A pass happens for the events of one moment
-    together, and only where something has arrived or become free.
+    An elastic number of CPUs is a promise of the least and a reach of the most: the action has its least alone, and may
+    use other CPUs of its host for as long as those that have them leave them idle (`RunAction.reach_cpus`). So nothing
+    waits beside idle CPUs, and what arrives takes its own at once. GPUs and calls of an API, which cannot be lent, go
+    to the candidates with a known speed-up by dynamic programming over the sum of completion times; the tail is
+    evicted where its units help the others more (ARL-Tangram, section 4.2).
+
+    A pass takes candidates per signature in order. It happens for the events of one moment together where units are
+    chosen, and only where something has arrived or become free.
 
     Parameters
     ----------
@@ -46,14 +50,6 @@ class ElasticUnits:
         Whether it tries them for the first that waits, as in the paper, or for all.
     window
         Waiting actions behind the candidates that the look-ahead counts.
-    efficiency
-        Least share of its units that an action uses well, T(1) / (m T(m)); more units than that are not given.
-    start_efficiency
-        An action of known speed-up waits for as many units as it uses at least so well, unless it is overdue; 1: for
-        its least units.
-    trials
-        Trials of an unknown kind of action with more than its least units, while units are idle; 0: none, so that only
-        declared speed-ups count.
     gather_s
         Seconds between an event and the pass for it; 0: the events that are already on their way come first.
     profile
@@ -65,9 +61,6 @@ class ElasticUnits:
     depth: int = 2
     ahead: Ahead = "first"
     window: int = 32
-    efficiency: float = 0.0
-    start_efficiency: float = 0.9
-    trials: int = 16
     gather_s: float = 0.0
     profile: str = "tiny-cpu"
     _costs: EngineCosts = field(init=False, compare=False, repr=False)
@@ -81,24 +74,13 @@ class ElasticUnits:
             raise ValueError(f"order is {self.order!r}: use tail or fcfs")
         if self.ahead not in ("first", "all"):
             raise ValueError(f"ahead is {self.ahead!r}: use first or all")
-        for name in ("max_wait_s", "depth", "window", "trials", "gather_s"):
+        for name in ("max_wait_s", "depth", "window", "gather_s"):
             if not isinstance(getattr(self, name), int | float) or getattr(self, name) < 0:
                 raise ValueError(f"{name} is {getattr(self, name)!r}: use a number of at least 0")
-        for name in ("efficiency", "start_efficiency"):
-            if not isinstance(getattr(self, name), int | float) or not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} is {getattr(self, name)!r}: use a share from 0 to 1")
         self._costs = EngineCosts(self.profile)
-        self._durations = Durations(int(self.trials))
+        self._durations = Durations()
         self._queues = SignatureQueues(self._rank)
-        self._units = UnitChoice(
-            self._durations,
-            self._queues,
-            depth=int(self.depth),
-            ahead=self.ahead,
-            window=int(self.window),
-            efficiency=self.efficiency,
-            start_efficiency=self.start_efficiency,
-        )
+        self._units = UnitChoice(self._durations, self._queues, int(self.depth), self.ahead, int(self.window))
 
     # -- what it is told ---------------------------------------------------------------------------------
 
@@ -162,9 +144,16 @@ class ElasticUnits:
             kept = view.action(action_id)
             assert kept is not None, action_id
             free.close(host_id, frozenset(kept.spec.demand.names), action_id)
+            # First of all: what is behind it in its queue, or before it since its host was lost, waits for its room.
+            if free.apis_fit(kept.least) and free.host_fits(host_id, kept.spec.pool, kept.least, action_id):
+                free.take(host_id, kept.spec.pool, kept.least)
+                found.append(ActionCandidate(kept, host_id, Turn(True, 0.0, -kept.number, 0, kept)))
+        first = {candidate.action.spec.action_id for candidate in found}
 
         def take(turn: Turn) -> bool | None:
             action = turn.action
+            if action.spec.action_id in first:
+                return True
             host_id = self._place(view, free, turn, places)
             if host_id is None:
                 if not free.has_able_host(action.spec.pool, action.least):
@@ -172,18 +161,17 @@ class ElasticUnits:
                 if turn.overdue:
                     self._keep_room(view, free, action)
                 return False
-            need = self._units.start_need(free, turn)
-            free.take(host_id, action.spec.pool, need)
-            found.append(ActionCandidate(action, host_id, turn, need))
+            free.take(host_id, action.spec.pool, action.least)
+            found.append(ActionCandidate(action, host_id, turn))
             return True
 
         offer_in_turn(view, queues, self.max_wait_s, take)
         return found
 
     def _place(self, view: ClusterView, free: FreeResources, turn: Turn, places: dict[str, HostId]) -> HostId | None:
-        """The host for the amounts with which an action starts at least; None: it does not fit now."""
+        """The host for the least amounts of an action; None: it does not fit now."""
         action = turn.action
-        spec, need = action.spec, self._units.start_need(free, turn)
+        spec, need = action.spec, action.least
         if not free.apis_fit(need):
             return None
         host_id = places.get(spec.sandbox) or view.host_fixed(action) or self._kept.get(spec.action_id)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from heddle_dask.core.entities import Action
 from heddle_dask.core.ids import ActionId, HostId
-from heddle_dask.core.resources import api_of
+from heddle_dask.core.resources import CPUS, api_of
 from heddle_dask.core.transitions import ActionState
 from heddle_dask.core.view import ClusterView
 from heddle_dask.strategies.actions.free_resources import elastic_of
@@ -100,14 +100,15 @@ class SignatureQueue:
 
     Attributes
     ----------
-    blocked
-        Whether an action did not fit at the last pass; nothing of it can start until resources become free.
+    blocked_by
+        The action that did not fit at the last pass: nothing behind it can start until resources become free, or until
+        it waits no more. None: all fitted.
     elastic
-        Whether an action with an elastic resource was among them.
+        Whether an action of which units are chosen was among them: elastic GPUs or calls.
     """
 
     signature: Signature
-    blocked: bool = False
+    blocked_by: Action | None = None
     elastic: bool = False
     _by_rank: _Line = field(default_factory=_Line)
     _by_age: _Line | None = None  # None while all ranks are equal
@@ -118,7 +119,7 @@ class SignatureQueue:
         if rank and self._by_age is None:
             self._by_age = _Line([turn._replace(rank=0.0) for turn in self._by_rank.turns])
         self._entries += 1
-        self.elastic = self.elastic or elastic_of(action.spec.demand) is not None
+        self.elastic = self.elastic or elastic_of(action.spec.demand) not in (None, CPUS)
         self._by_rank.add(Turn(False, rank, -action.number, self._entries, action))
         if self._by_age is not None:
             self._by_age.add(Turn(False, 0.0, -action.number, self._entries, action))
@@ -186,6 +187,7 @@ class SignatureQueues:
         self._by_place: dict[tuple[str, str], dict[Signature, SignatureQueue]] = {}
         self._taken: dict[ActionId, None] = {}
         self._open: dict[Signature, SignatureQueue] = {}
+        self._blocked: dict[Signature, SignatureQueue] = {}
         self._shared: dict[Signature, SignatureQueue] = {}
         self._host_changes = 0
 
@@ -200,6 +202,9 @@ class SignatureQueues:
                 self._taken[action.spec.action_id] = None
                 if self._takes is None or self._takes(action.spec.pool):
                     self._add(view, action)
+        for queue in list(self._blocked.values()):
+            if queue.blocked_by is None or not view.is_waiting(queue.blocked_by):
+                self._open_again(queue)
         for host_id in view.freed_hosts:
             host = view.host(host_id)
             if host is not None and not host.draining:
@@ -214,8 +219,12 @@ class SignatureQueues:
     def unblock(self, pool: str, host_id: HostId) -> None:
         """Something became free on this host."""
         for queue in self.of_host(pool, host_id):
-            queue.blocked = False
-            self._open[queue.signature] = queue
+            self._open_again(queue)
+
+    def _open_again(self, queue: SignatureQueue) -> None:
+        queue.blocked_by = None
+        self._blocked.pop(queue.signature, None)
+        self._open[queue.signature] = queue
 
     def allocated(self, queues: Iterable[SignatureQueue]) -> None:
         """The allocation from these queues is over: what is left in them waits until something becomes free."""
@@ -223,6 +232,8 @@ class SignatureQueues:
         self._open.clear()
         for queue in queues:
             queue.begin()
+            if queue.blocked_by is not None:
+                self._blocked[queue.signature] = queue
             if queue.empty:
                 self._shared.pop(queue.signature, None)
 
@@ -235,7 +246,7 @@ class SignatureQueues:
             queue = self._queues[signature] = SignatureQueue(signature)
             self._by_place.setdefault((signature.pool, signature.host), {})[signature] = queue
         queue.add(action, 0.0 if self._rank is None else self._rank(view, action))
-        if not queue.blocked:
+        if queue.blocked_by is None:
             self._open[signature] = queue
         if queue.shared:
             self._shared[signature] = queue
@@ -254,12 +265,11 @@ class SignatureQueues:
             return
         self._host_changes = view.host_changes
         for queue in self._queues.values():
-            queue.blocked = False
-            self._open[queue.signature] = queue
+            self._open_again(queue)
         gone = [place for place in self._by_place if place[1] and view.host(HostId(place[1])) is None]
         for place in gone:
             for signature, queue in self._by_place.pop(place).items():
-                for known in (self._queues, self._open, self._shared):
+                for known in (self._queues, self._open, self._blocked, self._shared):
                     known.pop(signature, None)
                 for action in queue.actions():
                     self._add(view, action)
@@ -295,14 +305,19 @@ def offer_in_turn(
         push(number)
     while heads:
         of_run, *_, number, turn = heapq.heappop(heads)
+        # One whose host drains waits in another queue too, or for a place for its sandbox.
+        if turn.action.spec.action_id in passed or not view.is_waiting(turn.action):
+            passed.add(turn.action.spec.action_id)
+            push(number)
+            continue
         run = view.run_of(turn.action)
         if of_run < turns[run]:  # its run has had a turn since
             push(number)
             continue
         starts = take(turn)
-        queues[number].blocked = starts is False
+        queues[number].blocked_by = turn.action if starts is False else None
         if starts:
             turns[run] += view.turn_cost(turn.action)
-        if not queues[number].blocked:
+        if queues[number].blocked_by is None:
             passed.add(turn.action.spec.action_id)
             push(number)

@@ -1,4 +1,7 @@
-"""Units of the candidates of one pass: what is free beyond their least amounts goes where it shortens most."""
+"""Units of the candidates of one pass: GPUs and API calls beyond their least amounts go where they shorten most.
+
+CPUs are not chosen: an action may use idle ones beside its own for as long as they are idle.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,13 @@ from heddle_dask.core.entities import Action, Host
 from heddle_dask.core.gpu_chunks import FreeChunks
 from heddle_dask.core.ids import ActionId, HostId
 from heddle_dask.core.nouns import DurationProfile
-from heddle_dask.core.resources import GPUS, Amounts, Resources, api_of
+from heddle_dask.core.resources import CPUS, GPUS, Amounts, api_of
 from heddle_dask.core.transitions import ActionState
 from heddle_dask.core.view import ClusterView, Grant
 from heddle_dask.strategies.actions.durations import Durations
 from heddle_dask.strategies.actions.free_resources import (
     FreeResources,
     elastic_of,
-    fixed_amounts,
     granted,
     has_service,
     pooled,
@@ -40,12 +42,11 @@ OVERRUN = 0.25
 
 
 class ActionCandidate(NamedTuple):
-    """An action that fits, with what it takes at least, and the host for it."""
+    """An action that fits with the least of everything, and the host for it."""
 
     action: Action
     host_id: HostId
     turn: Turn
-    need: Resources
 
 
 class _Share(NamedTuple):
@@ -58,11 +59,11 @@ class _Share(NamedTuple):
 
 @dataclass(slots=True)
 class UnitChoice:
-    """Shares the free units of each host, of the GPUs of each pool, and of each API among the candidates.
+    """Shares the free GPUs of each pool and the calls of each API among the candidates.
 
     Attributes
     ----------
-    depth, ahead, window, efficiency, start_efficiency
+    depth, ahead, window
         As in `ElasticUnits`.
     """
 
@@ -71,8 +72,6 @@ class UnitChoice:
     depth: int
     ahead: Ahead
     window: int
-    efficiency: float
-    start_efficiency: float
     _running: dict[HostId, list[tuple[float, Action]]] = field(default_factory=dict)
 
     def grants(self, view: ClusterView, free: FreeResources, candidates: Sequence[ActionCandidate]) -> list[Grant]:
@@ -89,7 +88,6 @@ class UnitChoice:
                 self._share_gpus(view, free, pool, sharing, candidates, chosen)
             else:
                 self._share_units(view, free, (pool, host, resource), sharing, candidates, chosen)
-        self._try_more(free, candidates, chosen)
         return [
             self._grant(view, candidates[number], host_id, units) for number, (host_id, units) in sorted(chosen.items())
         ]
@@ -97,21 +95,14 @@ class UnitChoice:
     def _grant(self, view: ClusterView, candidate: ActionCandidate, host_id: HostId, units: int | None) -> Grant:
         spec = candidate.action.spec
         elastic = elastic_of(spec.demand)
-        resources = candidate.need if units is None else granted(spec.demand, units)
+        resources = candidate.action.least if units is None else granted(spec.demand, units)
         seconds = self.durations.seconds(spec, 1 if elastic is None else resources[elastic])
         self._running.setdefault(host_id, []).append((view.at + seconds, candidate.action))
-        return Grant(spec.action_id, host_id, resources)
-
-    def start_need(self, free: FreeResources, turn: Turn) -> Resources:
-        """What an action takes at least when it starts."""
-        spec = turn.action.spec
-        elastic = elastic_of(spec.demand)
-        if self.start_efficiency >= 1 or turn.overdue or elastic is None or _is_of_cluster(elastic):
-            return turn.action.least
-        profile = self.durations.profile(spec)
-        if profile is None:
-            return turn.action.least
-        return fixed_amounts(free, spec.pool, spec.demand, _units_used_well(profile, self.start_efficiency))
+        host = view.host(host_id)
+        reach_cpus = 0
+        if elastic == CPUS and not self._chooses(CPUS) and host is not None:
+            reach_cpus = min(spec.demand[CPUS].most, host.spec.cpus)
+        return Grant(spec.action_id, host_id, resources, reach_cpus)
 
     # -- the candidates of one scope ---------------------------------------------------------------------
 
@@ -120,16 +111,18 @@ class UnitChoice:
         spec = candidate.action.spec
         elastic = elastic_of(spec.demand)
         profile = None if elastic is None else self.durations.profile(spec)
-        if elastic is None or profile is None:
+        if elastic is None or profile is None or not self._chooses(elastic):
             return None
-        amounts, least = spec.demand[elastic], candidate.need[elastic]
+        amounts, least = spec.demand[elastic], candidate.action.least[elastic]
         most = self._most(free, spec.pool, elastic)
         if most is None:
             return None
         # A range may be wider than any host: what nobody can have is not counted through.
-        possible = _up_to(amounts, least + most)
-        useful = [n for n in possible if n == least or (n > least and self._is_used_well(profile, n))]
-        return _Share(candidate, profile, tuple(useful))
+        return _Share(candidate, profile, _up_to(amounts, least + most))
+
+    def _chooses(self, elastic: str) -> bool:
+        """Whether units of this resource are chosen."""
+        return elastic != CPUS
 
     def _most(self, free: FreeResources, pool: str, elastic: str) -> int | None:
         """The most units that one action can have beside its least; None: there is no limit."""
@@ -145,12 +138,7 @@ class UnitChoice:
         profile = None if elastic is None else self.durations.profile(spec)
         if elastic is None or profile is None or self._most(free, spec.pool, elastic) is not None:
             return None
-        most = spec.demand[elastic].most
-        used_well = most if self.efficiency <= 0 else _units_used_well(profile, self.efficiency)
-        return spec.demand[elastic].nearest(min(most, used_well))
-
-    def _is_used_well(self, profile: DurationProfile, units: int) -> bool:
-        return profile.one_unit_s >= self.efficiency * units * profile.seconds(units)
+        return spec.demand[elastic].most
 
     def _share_units(
         self,
@@ -293,37 +281,6 @@ class UnitChoice:
             if units:
                 yield max(ends_at - view.at, OVERRUN * (view.at - action.started_at)), units
 
-    # -- trials ------------------------------------------------------------------------------------------
-
-    def _try_more(
-        self,
-        free: FreeResources,
-        candidates: Sequence[ActionCandidate],
-        chosen: dict[int, tuple[HostId, int | None]],
-    ) -> None:
-        """Give actions of unknown speed-up more units where some are idle and nothing waits, unchosen ones included."""
-        left = {candidates[number].action.spec.action_id for number in chosen}
-        for number, (host_id, units) in chosen.items():
-            spec = candidates[number].action.spec
-            elastic = elastic_of(spec.demand)
-            if units is not None or elastic is None or _is_of_cluster(elastic):
-                continue
-            idle = free.of(host_id, spec.pool).get(elastic, 0)
-            if not idle or self._someone_waits(spec.pool, host_id, left):
-                continue
-            amounts = spec.demand[elastic]
-            tried = self.durations.trial_units(spec, amounts.up_to(amounts.least + idle))
-            if tried is not None:
-                chosen[number] = (host_id, tried)
-                free.of(host_id, spec.pool)[elastic] -= tried - amounts.least
-
-    def _someone_waits(self, pool: str, host_id: HostId, left: set[ActionId]) -> bool:
-        for queue in self.queues.of_host(pool, host_id):
-            queue.begin()
-            if queue.first(1, left):
-                return True
-        return False
-
 
 @lru_cache(maxsize=4096)
 def _up_to(amounts: Amounts, limit: int) -> tuple[int, ...]:
@@ -342,13 +299,6 @@ def _ladder(amounts: Amounts) -> tuple[int, ...]:
     while (wanted := max(1, 2 * rungs[-1])) < amounts.most:
         rungs.append(next(each for each in amounts.only if each >= wanted) if amounts.only else wanted)
     return (*rungs, amounts.most) if rungs[-1] < amounts.most else tuple(rungs)
-
-
-def _units_used_well(profile: DurationProfile, efficiency: float) -> int:
-    """The most units of which an action uses this share well: 1 / (s m + 1 - s) is the share at m units."""
-    if profile.serial_share <= 0:
-        return 1 << 30
-    return max(1, int((1.0 / efficiency - 1.0) / profile.serial_share + 1.0 + 1e-9))
 
 
 def _scope(candidate: ActionCandidate) -> tuple[str, str, str]:

@@ -215,8 +215,12 @@ class Waiting:
     ladder: tuple[tuple[int, float], ...]
 
 
-def waiting_cost(releases: Sequence[Release], waiting: Sequence[Waiting], depth: int, ahead: Ahead = "first") -> float:
+def waiting_cost(
+    releases: Sequence[Release], waiting: Sequence[Waiting], depth: int, ahead: Ahead = "first", evicted: int = 0
+) -> float:
     """Sum of the completion times of `waiting`, which start in order, each when enough units are free.
+
+    Infinite where one of the first `evicted` would start at once: that is no eviction.
 
     Parameters
     ----------
@@ -233,13 +237,15 @@ def waiting_cost(releases: Sequence[Release], waiting: Sequence[Waiting], depth:
     heap = sorted(releases)  # a sorted list is a heap
     total = sum(units for _, units in heap)
     tried = range(min(depth, max(len(each.ladder) for each in (waiting if ahead == "all" else waiting[:1]))))
-    return min(_queued_cost(heap.copy(), total, waiting, rung, ahead) for rung in tried)
+    return min(_queued_cost(heap.copy(), total, waiting, rung, ahead, evicted) for rung in tried)
 
 
-def _queued_cost(heap: list[Release], total: int, waiting: Sequence[Waiting], rung: int, ahead: Ahead) -> float:
+def _queued_cost(
+    heap: list[Release], total: int, waiting: Sequence[Waiting], rung: int, ahead: Ahead, evicted: int
+) -> float:
     now = cost = 0.0
     idle = 0
-    for action in waiting:
+    for number, action in enumerate(waiting):
         units, seconds = action.ladder[min(rung, len(action.ladder) - 1)]
         if units > total:
             units, seconds = action.ladder[0]
@@ -248,6 +254,8 @@ def _queued_cost(heap: list[Release], total: int, waiting: Sequence[Waiting], ru
         while idle < units:
             now, freed = heapq.heappop(heap)
             idle += freed
+        if now <= 0.0 and number < evicted:
+            return inf
         idle -= units
         cost += now + seconds
         heapq.heappush(heap, (now + seconds, units))
@@ -304,7 +312,9 @@ def candidates_kept(
         spans = [dict(options)[amount] for options, amount in zip(seconds, chosen, strict=False)]
         idle = units - sum(chosen)
         releases = [*running, *zip(spans, chosen, strict=True), (0.0, idle)]
-        return table.cost(count) + waiting_cost(releases, [*candidates[count:], *behind], depth, ahead)
+        return table.cost(count) + waiting_cost(
+            releases, [*candidates[count:], *behind], depth, ahead, len(candidates) - count
+        )
 
     best = cost(kept)
     while kept > least_kept:

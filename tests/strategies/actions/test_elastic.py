@@ -8,7 +8,7 @@ import pytest
 from worlds.core_builders import Stage, action_of
 
 from heddle_dask.core import events as ev
-from heddle_dask.core.commands import Command, RunAction, WakeUp
+from heddle_dask.core.commands import Command, RunAction
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import ActionId, HostId
 from heddle_dask.core.nouns import DurationProfile, HostDescription
@@ -47,35 +47,34 @@ def end(stage: Stage, name: str, run_s: float = 1.0, host: str = "H1") -> list[C
     return stage.feed(ev.ActionFinished, ActionId(name), HostId(host), run_s)
 
 
-def test_what_is_requested_at_one_moment_shares_the_units() -> None:
-    stage = stage_of(",start_efficiency=1,depth=0")
-    assert ask(stage, "a1") == [WakeUp(stage.at)]
-    assert ask(stage, "b1") == [], "one time is asked for"
-    assert units(stage.feed(ev.TimeReached)) == {"a1": 4, "b1": 4}
+def reach(commands: list[Command]) -> dict[str, tuple[int, int]]:
+    """The CPUs that each started action has alone, and those that it may use."""
+    return {c.action_id: (c.cpus, c.reach_cpus) for c in commands if isinstance(c, RunAction)}
 
 
-def test_a_plain_action_starts_at_once() -> None:
-    stage = stage_of()
-    assert units(ask(stage, "a1", cpus=2)) == {"a1": 2}
+@pytest.mark.parametrize("cpus", [2, 4, 8, 16])
+def test_an_elastic_action_alone_has_the_whole_worker(cpus: int) -> None:
+    for profile in (None, SCALES):
+        assert reach(ask(stage_of(cpus=cpus), "a1", profile=profile)) == {"a1": (1, min(cpus, 8))}
 
 
-def test_an_action_alone_gets_all_that_it_can_use() -> None:
-    stage = stage_of(cpus=32)
-    ask(stage, "a1")
-    assert units(stage.feed(ev.TimeReached)) == {"a1": 8}
+def test_nothing_waits_beside_idle_cpus() -> None:
+    """A command of one CPU runs for long: a suite starts at once, and so does what comes while the suite runs."""
+    stage = stage_of(cpus=2)
+    assert reach(ask(stage, "a1", cpus=1)) == {"a1": (1, 0)}
+    assert reach(ask(stage, "b1")) == {"b1": (1, 2)}
+    assert ask(stage, "c1", cpus=1) == [], "both CPUs are granted"
+    assert reach(end(stage, "a1")) == {"c1": (1, 0)}
 
 
-def test_units_go_where_they_shorten_most() -> None:
-    stage = stage_of(",start_efficiency=1,depth=0")
-    ask(stage, "a1", profile=DurationProfile(100.0))
-    ask(stage, "b1", profile=DurationProfile(1.0))
-    assert units(stage.feed(ev.TimeReached)) == {"a1": 7, "b1": 1}
+def test_as_many_share_a_worker_as_it_has_least_amounts_for() -> None:
+    stage = stage_of(cpus=4)
+    started = [reach(ask(stage, f"{name}1", cpus=Amounts(2, 8))) for name in "abc"]
+    assert started == [{"a1": (2, 4)}, {"b1": (2, 4)}, {}]
 
 
-def test_a_range_may_be_wider_than_any_host() -> None:
-    stage = stage_of()
-    ask(stage, "a1", cpus=Amounts(1, 2**62))
-    assert units(stage.feed(ev.TimeReached)) == {"a1": 8}
+def test_a_set_of_amounts_reaches_its_largest() -> None:
+    assert reach(ask(stage_of(cpus=8), "a1", cpus=Amounts(2, 4, (2, 4)))) == {"a1": (2, 4)}
 
 
 def test_calls_of_an_api_are_shared_within_its_quota_and_without_one_as_many_as_are_useful() -> None:
@@ -88,49 +87,12 @@ def test_calls_of_an_api_are_shared_within_its_quota_and_without_one_as_many_as_
     assert units(stage.feed(ev.TimeReached), api_resource("free")) == {"b1": 1000}
 
 
-def test_an_action_waits_for_as_many_units_as_it_uses_well() -> None:
-    stage = stage_of(",start_efficiency=0.9,depth=0")
-    ask(stage, "a1", cpus=6)
-    assert ask(stage, "b1", profile=DurationProfile(8.0, 0.05)) == [WakeUp(stage.at)]
-    assert stage.feed(ev.TimeReached) == [], "two units are free; it uses three at 0.91"
-    end(stage, "a1")
-    assert units(stage.feed(ev.TimeReached)) == {"b1": 8}
-
-
 def test_one_signature_does_not_block_another() -> None:
     stage = stage_of()
     stage.feed(ev.HostJoined, HostDescription(HostId("H2"), Resources.of(cpus=8, memory_bytes=4)))
     assert units(ask(stage, "a1", cpus=8, memory_bytes=4)) == {"a1": 8}
     assert units(ask(stage, "b1", cpus=8, memory_bytes=4)) == {}, "the only host with memory is busy"
     assert units(ask(stage, "c1", cpus=1)) == {"c1": 1}, "on H1, past b1"
-
-
-def test_the_tail_is_evicted_where_its_units_help_the_others_more() -> None:
-    stage = stage_of(",start_efficiency=1", cpus=4)
-    for name in ("a1", "b1", "c1", "d1"):
-        ask(stage, name, profile=DurationProfile(10.0), cpus=Amounts(1, 4))
-    commands = stage.feed(ev.TimeReached)
-    kept = units(commands)
-    assert list(kept) == ["a1", "b1", "c1", "d1"][: len(kept)], "a prefix"
-    assert sum(kept.values()) == 4
-    # One after the other with all four units: 2.5, 5, 7.5, 10 s; all at once with one unit: 4 times 10 s.
-    assert len(kept) < 4
-
-
-def test_units_of_the_evicted_are_not_counted_twice() -> None:
-    """An action of unknown speed-up beside them may be tried with idle units; none is idle."""
-    stage = stage_of(",start_efficiency=1", cpus=5)
-    for name in ("a1", "b1", "c1", "d1"):
-        ask(stage, name, profile=DurationProfile(10.0), cpus=Amounts(1, 4))
-    ask(stage, "e1", profile=None, cpus=Amounts(1, 4))
-    kept = units(stage.feed(ev.TimeReached))
-    assert len(kept) < 5 and kept["e1"] == 1 and sum(kept.values()) == 5
-
-
-def test_an_idle_host_starts_at_least_one() -> None:
-    stage = stage_of(",start_efficiency=1,depth=6,ahead=all", cpus=1)
-    ask(stage, "a1")
-    assert units(stage.feed(ev.TimeReached)) == {"a1": 1}
 
 
 def test_the_longest_trajectory_goes_first_until_another_is_overdue() -> None:
@@ -183,7 +145,7 @@ def test_an_action_that_no_present_host_can_run_holds_back_nothing() -> None:
 
 
 def test_gpus_come_from_chunks_of_the_whole_pool() -> None:
-    stage = stage_of(",start_efficiency=1,depth=0")
+    stage = stage_of(",depth=0")
     for name in ("G1", "G2"):
         stage.feed(ev.HostJoined, HostDescription(HostId(name), Resources.of(gpus=4), "gpu"))
     sizes = Amounts(1, 8, (1, 2, 4, 8))
@@ -198,25 +160,6 @@ def test_gpus_come_from_chunks_of_the_whole_pool() -> None:
     assert by_host == {"G1": 4, "G2": 4}
 
 
-def test_unknown_kinds_are_tried_with_more_units_only_while_units_are_idle() -> None:
-    stage = stage_of(cpus=4)
-    ask(stage, "a1", profile=None)
-    assert units(stage.feed(ev.TimeReached)) == {"a1": 2}, "a trial"
-    for name in ("b1", "c1", "d1"):
-        ask(stage, name, profile=None)
-    assert set(units(stage.feed(ev.TimeReached)).values()) == {1}, "the third waits, so nothing is tried"
-
-
-def test_a_learned_speed_up_is_used() -> None:
-    stage = stage_of(cpus=8)
-    truth = DurationProfile(8.0)
-    for number in range(24):
-        ask(stage, f"a{number}", profile=None)
-        (given,) = units(stage.feed(ev.TimeReached)).values()
-        end(stage, f"a{number}", truth.seconds(given))
-    assert given == 8
-
-
 def test_failures_and_rate_limits_are_no_durations() -> None:
     stage = stage_of()
     ask(stage, "a1", cpus=1)
@@ -227,7 +170,7 @@ def test_failures_and_rate_limits_are_no_durations() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    ["order=x", "depth=-1", "efficiency=2", "start_efficiency=x", "ahead=x", "max_wait_s=x", "profile=x"],
+    ["order=x", "depth=-1", "ahead=x", "max_wait_s=x", "profile=x"],
 )
 def test_bad_options_are_refused_in_one_line(options: str) -> None:
     with pytest.raises(BadInput) as refusal:

@@ -92,7 +92,9 @@ def test_candidates_are_evicted_from_the_tail_as_long_as_the_sum_falls(
         chosen = table.units(count)
         ends = [(p.seconds(a), a) for p, a in zip(profiles, chosen, strict=False)]
         idle = (0.0, units - sum(chosen))
-        return sum(s for s, _ in ends) + waiting_cost([*running, *ends, idle], [*waiting[count:], *behind], 2)
+        return sum(s for s, _ in ends) + waiting_cost(
+            [*running, *ends, idle], [*waiting[count:], *behind], 2, evicted=len(profiles) - count
+        )
 
     kept = candidates_kept(
         table,

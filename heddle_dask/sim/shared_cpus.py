@@ -1,8 +1,8 @@
-"""The CPUs of one node that its containers share: the completely fair scheduler of Linux as a fluid.
+"""The CPUs that several processes share: the completely fair scheduler of Linux as a fluid.
 
-Containers of equal weight get equal shares of the node, and none gets more than its limit or more than it can use. What
-one leaves, the others share (max-min fairness; "Scheduling Domains" and "CFS bandwidth control" of the kernel's
-documentation say that this is what weights and quotas aim at). Switching between threads costs nothing here.
+Jobs of equal weight get equal shares, and none gets more than its limit or more than it can use. What one leaves, the
+others share (max-min fairness; "Scheduling Domains" and "CFS bandwidth control" of the kernel's documentation say that
+this is what weights and quotas aim at). Switching between threads costs nothing here.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Class:
 
 
 class SharedNode:
-    """A node whose CPUs are shared by its jobs."""
+    """A node whose CPUs are shared by its jobs, but for those that others have taken."""
 
     def __init__(self, cpus: int, time: VirtualTime) -> None:
         self.cpus = cpus
@@ -76,6 +76,16 @@ class SharedNode:
         of_kind.jobs += 1
         self.jobs += 1
         self._share()
+
+    def take(self, cpus: int) -> None:
+        """From now on so many of the CPUs are not shared; negative: they are again."""
+        self._advance()
+        self.cpus -= cpus
+        self._share()
+
+    def stop(self) -> None:
+        """The node is gone: none of its jobs reports."""
+        self._plan += 1
 
     def remove(self, job: SharedJob) -> None:
         """End a job early; it does not report."""
