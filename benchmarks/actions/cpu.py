@@ -151,18 +151,6 @@ class CpuBench:
             rows += self._compared("cpu-shared-pool", shared, {"isolated pools": (isolated, note)}, note=note)
         return rows
 
-    def profiles(self) -> list[ActionRow]:
-        """Profiles that are wrong by a factor of 2, and none."""
-        rows: list[ActionRow] = []
-        for tests_s in LOADS_S:
-            ours = with_workload(_part(_PART_BATCH), tests_mean_s=tests_s)
-            arms = {
-                "wrong by a factor of 2": (with_workload(ours, profiles="wrong"), ""),
-                "none declared, learned": (with_workload(ours, profiles="none"), ""),
-            }
-            rows += self._compared(f"cpu-profiles, tests of {tests_s:g} s", ours, arms)
-        return rows
-
     def orders(self) -> list[ActionRow]:
         """Tail first against first come, first served, with exact and with learned predictions: ACT, and steps."""
         rows: list[ActionRow] = []
@@ -368,7 +356,6 @@ CPU_EXPERIMENTS: Mapping[str, Experiment] = {
     "cpu-units": _experiment(CpuBench.unit_numbers),
     "cpu-static": _experiment(CpuBench.static_pools),
     "cpu-shared-pool": _experiment(CpuBench.shared_pool),
-    "cpu-profiles": _experiment(CpuBench.profiles),
     "cpu-order": _experiment(CpuBench.orders),
     "cpu-constants": _experiment(CpuBench.constants),
 }

@@ -55,6 +55,7 @@ class Actions:
         function: Callable[..., Any],
         *args: Any,
         cpus: int = 1,
+        reach_cpus: int = 0,
         memory_bytes: int = 0,
         timeout_s: float | None = None,
         **limits: int,
@@ -62,7 +63,7 @@ class Actions:
         place: CallPlace = "coroutines" if asyncio.iscoroutinefunction(function) else "process"
         payload = cloudpickle.dumps((function, args, {}))
         call = ActionCall("s", "a", payload, None, "key", place, function.__name__, **limits)
-        lease = CoreLease(Resources.of(cpus=cpus, memory_bytes=memory_bytes))
+        lease = CoreLease(Resources.of(cpus=cpus, memory_bytes=memory_bytes), reach_cpus)
 
         async def fetch() -> bytes:
             assert call.payload is not None
@@ -550,3 +551,40 @@ def test_random_histories_leave_the_accounts_balanced(
         await asyncio.gather(*(one(how, cpus) for how, cpus in history))
 
     with_actions(tmp_path_factory.mktemp("history"), find_cgroups(), body)
+
+
+def standing() -> tuple[list[int], str, int, int]:
+    """The cores that this process may run on, what it is told of them, and its priority and that of what it starts."""
+    below = subprocess.run([sys.executable, "-c", "import os; print(os.nice(0))"], capture_output=True, check=True)
+    return sorted(os.sched_getaffinity(0)), os.environ["HEDDLE_CPUS"], os.nice(0), int(below.stdout)
+
+
+async def standing_of_a_child() -> tuple[list[int], int]:
+    own = granted()
+    assert own is not None
+    with own.starting():
+        child = subprocess.Popen(["sleep", "60"])
+    own.adopt(child.pid)
+    try:
+        for _ in range(200):  # the worker is told, and does it
+            if os.getpriority(os.PRIO_PROCESS, child.pid) == 19:
+                break
+            await asyncio.sleep(0.01)
+        return sorted(os.sched_getaffinity(child.pid)), os.getpriority(os.PRIO_PROCESS, child.pid)
+    finally:
+        child.kill()
+        child.wait()
+
+
+@pytest.mark.skipif(len(CORES) < 2, reason="one core")
+def test_what_may_use_idle_cores_gives_way_to_the_actions_that_have_them(tmp_path: Path, groups: FoundCgroups) -> None:
+    async def body(actions: Actions) -> None:
+        plain = (await actions(standing))[2]
+        told = await asyncio.gather(actions(standing, reach_cpus=2), actions(standing))
+        assert told[0] == (CORES[:2], "2", 19, 19)
+        assert told[1] == ([CORES[1]], "1", plain, plain), "it has its core alone, and goes first"
+        assert await actions(standing_of_a_child, reach_cpus=2) == (CORES[:2], 19)
+        for _ in range(3):
+            assert (await actions(standing))[2] == plain, "no process of the lowest priority serves it"
+
+    with_actions(tmp_path, groups, body, cpus=2)
