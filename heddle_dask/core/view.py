@@ -412,7 +412,7 @@ class Grant:
     Attributes
     ----------
     reach_cpus
-        As that of `RunAction`.
+        CPUs of its host that it may use in all, its own among them: the others while they are idle. 0: its own alone.
     """
 
     action_id: ActionId

@@ -182,35 +182,46 @@ def check_cores(seen: list[tuple[float, float, list[int], str]]) -> None:
 
 
 class Judged:
-    """A call in the pool of all tools, one in a pool of its own, and one in a pool that is not there."""
+    """Calls in the pool of all tools, one in a pool of its own, and one in a pool that is not there."""
 
     name = "judged"
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
         return [Task(f"t{number}", "judge") for number in range(count)]
 
     async def solve(self, task: Task, ctx: Context) -> float:
         await ctx.call(allocates, 1, label="plain")
+        *_, told = await ctx.call(runs_a_while, needs=Needs(cpus=(1, 8)), label="elastic")
+        self.told.append(told)
         await ctx.call(allocates, 1, needs=Needs(pool="judge"), label="judged")
         with pytest.raises(ActionFailed, match=r"no worker of pool jugde .* pools: cpu, judge"):
             await ctx.call(allocates, 1, needs=Needs(pool="jugde"), label="misspelt")
         return 1.0
 
 
-def test_tool_workers_may_be_a_pool_with_a_name(model_dir: str, tmp_path: Path) -> None:
+def test_tool_workers_may_be_a_pool_with_a_name_and_an_elastic_call_has_all_that_idles(
+    model_dir: str, tmp_path: Path
+) -> None:
+    judged = Judged()
+
     async def body() -> None:
         async with (
             LocalRolloutCluster(1, tool_pools={"judge": 1}, dashboard=False, asynchronous=True) as made,
             Client(made, asynchronous=True) as client,
         ):
             out = tmp_path / "run.zarr"
-            rollout = Rollout(client, env=Judged(), model=model_dir, engines=emulated(model_dir), out=out)
+            rollout = Rollout(client, env=judged, model=model_dir, engines=emulated(model_dir), out=out)
             assert (await rollout.run(4)).counts == {"completed": 4}
 
     run(body(), 240)
     events = [event for event, _ in control_lines(tmp_path / "run.zarr")]
     hosts = sorted(event[3].partition("/")[0] for event in events if event[0] == "ActionFinished")
-    assert hosts == ["tool-0"] * 4 + ["tool-judge"] * 4
+    assert hosts == ["tool-0"] * 8 + ["tool-judge"] * 4
+    cpus = min(8, os.cpu_count() or 1)
+    assert judged.told == [str(cpus)] * 4, "by the default strategy, all that its worker has"
 
 
 @pytest.mark.parametrize("name", ["", "cpu", "gpu", "a b", "x" * 65])

@@ -27,7 +27,7 @@ class ElasticUnits:
     """Start actions with their least units, first come or tail first; each may use what others leave idle.
 
     An elastic number of CPUs is a promise of the least and a reach of the most: the action has its least alone, and may
-    use other CPUs of its host for as long as those that have them leave them idle (`RunAction.reach_cpus`). So nothing
+    use other CPUs of its host for as long as those that have them leave them idle. So nothing
     waits beside idle CPUs, and what arrives takes its own at once. GPUs and calls of an API, which cannot be lent, go
     to the candidates with a known speed-up by dynamic programming over the sum of completion times; the tail is
     evicted where its units help the others more (ARL-Tangram, section 4.2).

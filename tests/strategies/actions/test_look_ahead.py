@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import isclose
+from math import inf, isclose
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -115,3 +115,11 @@ def test_candidates_are_evicted_from_the_tail_as_long_as_the_sum_falls(
     sums = [objective(count) for count in range(kept, len(profiles) + 1)]
     assert all(a < b for a, b in pairwise(sums)), "each eviction shortened the sum"
     assert kept == least_kept or objective(kept - 1) >= sums[0], "one more would not have"
+
+
+def test_what_would_start_at_once_is_not_evicted() -> None:
+    """One that starts beside an action of 600 s waits for nothing, whatever its estimate says."""
+    (waiting,) = [waiting_of(DurationProfile(8.0, 0.9), (1,))]
+    assert waiting_cost([(0.0, 1), (600.0, 2)], [waiting], 2) == 8.0
+    assert waiting_cost([(0.0, 1), (600.0, 2)], [waiting], 2, evicted=1) == inf
+    assert waiting_cost([(2.0, 1), (600.0, 2)], [waiting], 2, evicted=1) == 10.0, "an eviction that is carried out"
