@@ -115,7 +115,6 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
         "migration": "priced",
         "admission": "kv-fit",
         "predictor": "xgboost",
-        "actions": "elastic,order=tail",
     },
     "heddle-paper": {
         **_PLAIN,

@@ -179,11 +179,11 @@ def source() -> str:
 def refuse_calls(program: bytes) -> None:
     """Set the filter of system calls, irrevocably."""
 
-    class Program(ctypes.Structure):
+    class _Filter(ctypes.Structure):
         _fields_ = [("length", ctypes.c_ushort), ("filter", ctypes.c_char_p)]
 
     libc = ctypes.CDLL(None, use_errno=True)
-    for option, value, more in ((38, 1, 0), (22, 2, ctypes.byref(Program(len(program) // 8, program)))):
+    for option, value, more in ((38, 1, 0), (22, 2, ctypes.byref(_Filter(len(program) // 8, program)))):
         if libc.prctl(option, value, more, 0, 0):  # no new privileges, which a filter needs; a filter
             raise OSError(ctypes.get_errno(), "no filter of system calls")
 

@@ -13,7 +13,8 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import ActionId, HostId
 from heddle_dask.core.nouns import DurationProfile, HostDescription
 from heddle_dask.core.resources import Amounts, ApiQuota, ResourceDemand, Resources, api_resource
-from heddle_dask.strategies.presets import Strategy, build_strategies
+from heddle_dask.strategies.actions.elastic import ElasticUnits
+from heddle_dask.strategies.presets import PRESETS, Strategy, build_strategies
 
 SCALES = DurationProfile(8.0, 0.02)
 
@@ -178,5 +179,7 @@ def test_bad_options_are_refused_in_one_line(options: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-def test_heddle_puts_the_tail_first() -> None:
-    assert build_strategies("heddle").actions.order == "tail"  # type: ignore[attr-defined]
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_preset_lends_idle_cpus_in_order_of_arrival(preset: str) -> None:
+    actions = build_strategies(preset).actions
+    assert isinstance(actions, ElasticUnits) and actions.order == "fcfs"
