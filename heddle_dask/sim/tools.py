@@ -98,7 +98,7 @@ class SimulatedTools:
 
     def _time_out(self, running: _Running) -> None:
         if not running.over:
-            running.cause = "timeout"
+            running.run_s, running.cause = self._time.now_s - running.call.begun_s, "timeout"
             self._end(running)
 
     def _start_s(self, host_id: HostId, call: SimulatedCall) -> float:
@@ -136,10 +136,9 @@ class SimulatedTools:
         del self._running[call.action_id]
         if running.shared is not None:
             self._nodes[running.host_id].remove(running.shared)
-        if running.cpus:
-            self._nodes[running.host_id].take(-running.cpus)
-        else:
             running.run_s = self._time.now_s - call.begun_s
+        elif running.cpus:
+            self._nodes[running.host_id].take(-running.cpus)
         call.run_s, call.cause = running.run_s, running.cause
         event = ActionFinished(
             self._time.now_s,

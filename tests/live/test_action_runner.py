@@ -386,6 +386,10 @@ async def uses_an_api_too(fails: bool) -> str:
     return uses_an_api(fails)
 
 
+def uses_cost_alone() -> None:
+    report_use(cost=0.5)
+
+
 def test_what_a_call_has_used_of_its_api_comes_with_its_end(tmp_path: Path) -> None:
     async def body(actions: Actions) -> None:
         for function in (uses_an_api, uses_an_api_too):
@@ -393,7 +397,7 @@ def test_what_a_call_has_used_of_its_api_comes_with_its_end(tmp_path: Path) -> N
             with pytest.raises(ToolRaised, match="unreadable"):
                 await actions(function, True)
             assert actions.used == (42, 0.25)
-        await actions(report_use, cost=0.5)
+        await actions(uses_cost_alone)
         assert actions.used == (None, 0.5)
         await actions(its_cores)
         assert actions.used == (None, None)

@@ -378,7 +378,7 @@ def test_a_remote_service_that_is_stopped_has_lost_the_sandbox(
     address, lines = f"http://127.0.0.1:{port}", list[str]()
 
     async def body() -> None:
-        while not token.exists():
+        while not token.exists() or not token.stat().st_size:
             await asyncio.sleep(0.01)
         while True:
             box = RemoteSandbox(address, read_token(token, make=False), SPEC, lines.append)
