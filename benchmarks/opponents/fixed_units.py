@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 
+from heddle_dask.core.resources import ResourceDemand, Resources, api_of
 from heddle_dask.core.view import ClusterView, Grant
-from heddle_dask.strategies.actions.free_resources import FreeResources, fixed_amounts
+from heddle_dask.strategies.actions.free_resources import FreeResources, elastic_of, granted
 from heddle_dask.strategies.actions.signature_queues import SignatureQueues, Turn, offer_in_turn
 
 
@@ -58,3 +59,16 @@ def first_come_grants(view: ClusterView, queues: SignatureQueues, units: int) ->
     offer_in_turn(view, active, inf, take)
     queues.allocated(active)
     return grants
+
+
+def fixed_amounts(free: FreeResources, pool: str, demand: ResourceDemand, units: int) -> Resources:
+    """The least of everything, with `units` of the elastic resource, or with the nearest possible amount below.
+
+    No more than the largest host of the pool has, so that an action with too many units does not wait for ever.
+    """
+    elastic = elastic_of(demand)
+    if elastic is None:
+        return demand.least
+    if api_of(elastic) is None:
+        units = min(units, max((h.spec.resources[elastic] for h in free.hosts.get(pool, {}).values()), default=units))
+    return granted(demand, demand[elastic].nearest(units))

@@ -6,14 +6,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.opponents.fixed_units import first_come_grants
+from benchmarks.opponents.fixed_units import first_come_grants, fixed_amounts
 from heddle_dask.core.entities import Action, Trajectory
 from heddle_dask.core.ids import HostId, TrajectoryId
 from heddle_dask.core.resources import CPUS, Resources
 from heddle_dask.core.transitions import ActionState
 from heddle_dask.core.view import ClusterView, Grant
 from heddle_dask.core.waiting_actions import covers
-from heddle_dask.strategies.actions.free_resources import FreeResources, fixed_amounts
+from heddle_dask.strategies.actions.free_resources import FreeResources
 from heddle_dask.strategies.actions.signature_queues import SignatureQueues
 
 

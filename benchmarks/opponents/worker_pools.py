@@ -6,10 +6,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.opponents.fixed_units import fixed_amounts
 from heddle_dask.core.entities import Action
 from heddle_dask.core.transitions import ActionState
 from heddle_dask.core.view import ClusterView, Grant
-from heddle_dask.strategies.actions.free_resources import FreeResources, fixed_amounts
+from heddle_dask.strategies.actions.free_resources import FreeResources
 
 
 @dataclass(slots=True)

@@ -151,19 +151,6 @@ class FreeResources:
         return distance, split, used_at
 
 
-def fixed_amounts(free: FreeResources, pool: str, demand: ResourceDemand, units: int) -> Resources:
-    """The least of everything, with `units` of the elastic resource, or with the nearest possible amount below.
-
-    No more than the largest host of the pool has, so that an action with too many units does not wait for ever.
-    """
-    elastic = elastic_of(demand)
-    if elastic is None:
-        return demand.least
-    if api_of(elastic) is None:
-        units = min(units, max((h.spec.resources[elastic] for h in free.hosts.get(pool, {}).values()), default=units))
-    return granted(demand, demand[elastic].nearest(units))
-
-
 def main_resource(names: Iterable[str]) -> str:
     """The resource by which hosts are compared: CPUs, unless only memory is demanded."""
     return MEMORY if set(names) == {MEMORY} else CPUS
