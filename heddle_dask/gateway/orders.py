@@ -1,7 +1,7 @@
 """What a request of an agent asks for, whatever its dialect, and its answer.
 
-The server (`gateway.server`, `gateway.dialects`) makes a `StepOrder` of a request and a response of a `StepAnswer`. What
-is between is an `Exchange`: in a rollout the way to the driver, where the order becomes a step of its trajectory.
+The server (`gateway.server`, `gateway.dialects`) makes a `StepOrder` of a request, and a response of a `StepAnswer`.
+What is between is an `Exchange`: in a rollout the way to the driver, where the order becomes a step of its trajectory.
 """
 
 from __future__ import annotations
