@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from heddle_dask.core.needs import Needs
 from heddle_dask.environments.base import Context, Environment, Reward, Task
 from heddle_dask.environments.input_identity import code_digest
 from heddle_dask.environments.judging import JUDGE_PROMPT, filled, read_score
+from heddle_dask.environments.named_object import named_object
 from heddle_dask.environments.rewards import RewardContext, Transcript, group_reward_hook
 
 
@@ -263,7 +263,8 @@ def rewarded(environment: Environment, reward: GivenReward | Callable[..., Any] 
     ----------
     reward
         A `FunctionReward`, `ServiceReward`, `JudgeReward`, `HttpReward` or another `GivenReward`; a function
-        ``reward(task, transcript)``; or a text: ``package.module:function`` or the URL of an endpoint.
+        ``reward(task, transcript)``; or a text: ``package.module:function``, ``FILE.py:function`` or the URL of an
+        endpoint.
 
     Raises
     ------
@@ -286,11 +287,7 @@ def rewarded(environment: Environment, reward: GivenReward | Callable[..., Any] 
 def _named(text: str) -> GivenReward:
     if text.startswith(("http://", "https://")):
         return HttpReward(text)
-    module_name, colon, name = text.partition(":")
-    try:
-        function = getattr(importlib.import_module(module_name), name) if colon else None
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BadInput(f"reward {text!r}: {error}") from None
+    function = named_object(text, what="reward") if ":" in text else None
     if not callable(function):
-        raise BadInput(f"reward {text!r}: use package.module:function or the URL of an endpoint")
+        raise BadInput(f"reward {text!r}: use package.module:function, FILE.py:function or the URL of an endpoint")
     return FunctionReward(function)

@@ -2,7 +2,8 @@
 
 Forms: a name with an optional tier and split (``math``, ``code:hard``, ``search:train``, ``math:hard:train``; easy and
 test by default), ``replay:TRACE`` (the name of a
-recorded trace, or a file), and ``package.module:function``. The function of the last form is one of
+recorded trace, or a file), ``prompts:PATH`` (a file or folder of rows), and ``package.module:function``. The function
+of the last form is one of
 
 - ``async def solve(task, ctx)``: the agent program itself. A function ``tasks(count, seed)`` of the
   same module gives its tasks; without it, tasks are numbered and have an empty prompt.
@@ -31,12 +32,17 @@ BUILT_IN = {
     "shell": "heddle_dask.environments.shell_env:ShellEnvironment",
     "replay": "heddle_dask.environments.replay:ReplayEnvironment",
 }
+# Their tasks are the user's: what follows the name is theirs to read.
+FROM_ELSEWHERE = {
+    "prompts": "heddle_dask.environments.task_sets.prompts:Prompts",
+}
 TIERS = ("easy", "hard")
 SPLITS = ("train", "test")
 REPLAY_OPTIONS = ("token_scale", "tool_scale")
 _FORMS = (
     f"allowed are {', '.join(f'{name}[:tier][:split]' for name in BUILT_IN if name != 'replay')} "
-    f"(tier {' or '.join(TIERS)}, split {' or '.join(SPLITS)}), replay:TRACE and package.module:function"
+    f"(tier {' or '.join(TIERS)}, split {' or '.join(SPLITS)}), replay:TRACE, "
+    f"{', '.join(f'{name}:…' for name in FROM_ELSEWHERE)} and package.module:function"
 )
 
 
@@ -62,6 +68,10 @@ def load_environment(spec: str, *, options: Mapping[str, Any] | None = None) -> 
             raise BadInput(f"environment {spec!r}: name the trace, as in replay:tau_dialogues or replay:FILE")
         _only(given, REPLAY_OPTIONS, spec)
         return cast(Environment, _class_of(name)(rest, **given))
+    if name in FROM_ELSEWHERE:
+        if not rest:
+            raise BadInput(f"environment {spec!r}: say what behind the colon, as in {name}:… (docs/tasks.md)")
+        return cast(Environment, _call(spec, _class_of(name), given, rest))
     if name in BUILT_IN:
         _only(given, (), spec)
         return cast(Environment, _class_of(name)(**_tier_and_split(spec, rest if colon else None)))
@@ -120,9 +130,9 @@ def _made(spec: str, factory: Callable[..., Any], options: dict[str, Any]) -> En
     )
 
 
-def _call(spec: str, factory: Callable[..., Any], options: dict[str, Any]) -> Any:
+def _call(spec: str, factory: Callable[..., Any], options: dict[str, Any], *args: Any) -> Any:
     try:
-        return factory(**options)
+        return factory(*args, **options)
     except BadInput:
         raise
     # Report any error of the user's code in one line.
@@ -143,7 +153,7 @@ def _imported(spec: str, module_name: str) -> Any:
 
 
 def _class_of(name: str) -> Any:
-    module_name, _, attribute = BUILT_IN[name].partition(":")
+    module_name, _, attribute = {**BUILT_IN, **FROM_ELSEWHERE}[name].partition(":")
     return getattr(importlib.import_module(module_name), attribute)
 
 

@@ -132,8 +132,8 @@ def test_a_reward_may_be_a_function_or_an_endpoint() -> None:
     ("reward", "message"),
     [
         (3, "reward is 3: use a function"),
-        ("math", "use package.module:function or the URL"),
-        ("math:nothing", "no attribute 'nothing'"),
+        ("math", "use package.module:function, FILE.py:function or the URL"),
+        ("math:nothing", "'math' has no 'nothing'"),
         ("no_such_module:f", "No module named"),
         ("math:pi", "use package.module:function"),
     ],

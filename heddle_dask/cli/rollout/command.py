@@ -24,12 +24,13 @@ _MODES = ("append", "overwrite", "resume")
     "--env",
     default="math",
     show_default=True,
-    help="NAME, NAME:TIER, package.module:function or replay:TRACE (NAME or FILE); several: NAME=WEIGHT,NAME=WEIGHT.",
+    help="NAME, NAME:TIER, package.module:function, replay:TRACE (NAME or FILE) or a benchmark (docs/tasks.md), as "
+    "prompts:FILE; several: NAME=WEIGHT,NAME=WEIGHT.",
 )
 @click.option(
     "--reward",
     default=None,
-    help="package.module:function or URL of an endpoint, in place of the environment's reward (docs/rewards.md).",
+    help="package.module:function, FILE.py:function or URL, in place of the environment's reward (docs/rewards.md).",
 )
 @click.option("--tasks", type=COUNT, default=16, show_default=True, help="Tasks to draw.")
 @click.option("--samples", type=COUNT, default=4, show_default=True, help="Attempts per task.")

@@ -1,0 +1,164 @@
+"""What a set of tasks gives to an agent that runs as it is in a sandbox: a place, an instruction, and a verdict.
+
+`load_agent_tasks` finds the kind of a set by its path or name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+from heddle_dask.core.errors import BadInput
+from heddle_dask.environments.base import Context, Reward, Task
+from heddle_dask.environments.named_object import named_object
+from heddle_dask.environments.program_sandbox import ProgramSandbox
+from heddle_dask.environments.task_sets.row_files import ROW_ENDINGS
+
+# Names instead of classes: each class is imported on demand, with its own dependencies.
+KINDS = {
+    "prompts": "heddle_dask.environments.task_sets.prompts:Prompts",
+}
+FORMS = (
+    f"allowed are a file of rows ({', '.join(ROW_ENDINGS)}), a folder of them or one that `datasets` has saved, with "
+    f":SPLIT where it has several; KIND:PATH with a kind of {', '.join(KINDS)}; and package.module:object"
+)
+Chosen = TypeVar("Chosen")
+
+
+class AgentTasks(Protocol):
+    """Tasks for agents that know nothing of `Context`: commands that are run in a sandbox.
+
+    A class of its own need only have `name`, `tasks`, `sandbox` and `verify` if it subclasses this one.
+    """
+
+    @property
+    def name(self) -> str:
+        """Short name stored with each trajectory."""
+
+    @property
+    def size(self) -> int | None:
+        """Number of tasks that there are; None: any number."""
+        return None
+
+    def tasks(self, count: int, seed: int) -> Sequence[Task]:
+        """`count` tasks, the same for the same seed.
+
+        Raises
+        ------
+        BadInput
+            There are fewer.
+        """
+
+    def sandbox(self, task: Task) -> Mapping[str, Any]:
+        """Arguments of `Context.sandbox` for the sandbox in which the agent works."""
+
+    def instruction(self, task: Task) -> str:
+        """What the agent is told."""
+        return task.prompt
+
+    def limit_s(self, task: Task) -> float | None:
+        """Seconds that the task gives the agent; None: it says nothing."""
+        return None
+
+    async def prepare(self, task: Task, sandbox: ProgramSandbox) -> None:
+        """Make the sandbox ready, before the agent starts."""
+
+    async def run_reference(self, task: Task, sandbox: ProgramSandbox) -> None:
+        """Solve the task as its author does, in place of an agent.
+
+        Raises
+        ------
+        BadInput
+            No solution is known.
+        """
+        raise BadInput(f"task {task.task_id!r} of {self.name} has no solution of its author: use an agent")
+
+    async def verify(self, task: Task, sandbox: ProgramSandbox, ctx: Context) -> float | Reward | None:
+        """The reward for what the agent has left in the sandbox; None: unknown, or a reward hook gives it.
+
+        Raises
+        ------
+        ActionFailed
+            The sandbox, not the agent, has failed.
+        """
+
+
+_NEEDED = ("tasks", "sandbox", "instruction", "limit_s", "prepare", "verify")
+
+
+def is_agent_tasks(value: object) -> bool:
+    """Whether it has what `AgentTasks` asks for."""
+    has_all = all(callable(getattr(value, name, None)) for name in _NEEDED)
+    return has_all and not isinstance(value, type) and isinstance(getattr(value, "name", None), str)
+
+
+def load_agent_tasks(text: str, *, options: Mapping[str, Any] | None = None) -> AgentTasks:
+    """The set of tasks that a path or a name means.
+
+    Parameters
+    ----------
+    text
+        A path; ``KIND:PATH``; or ``package.module:object`` (or ``FILE.py:object``), an `AgentTasks` or a function
+        without required arguments that makes one.
+    options
+        Keyword arguments of the class or the function.
+
+    Raises
+    ------
+    BadInput
+        There is nothing of that name, its kind is not known, or an option does not fit.
+    """
+    given = dict(options or {})
+    kind, colon, rest = text.partition(":")
+    if colon and kind in KINDS:
+        return cast(AgentTasks, _made(text, _class_of(kind), (rest,), given))
+    path = Path(text)
+    found = path if path.exists() else Path(text.rpartition(":")[0])
+    if str(found) != "." and found.exists() and found.suffix != ".py":
+        return cast(AgentTasks, _made(text, _class_of(_kind_of(found, text)), (text,), given))
+    if not colon:
+        raise BadInput(f"no tasks {text!r}: there is no such path; {FORMS}")
+    value = named_object(text, what="tasks")
+    if not is_agent_tasks(value) and callable(value):
+        value = _made(text, value, (), given)
+    if not is_agent_tasks(value):
+        lacks = [name for name in ("name", *_NEEDED) if not hasattr(value, name)]
+        raise BadInput(f"tasks {text!r}: a {type(value).__name__} lacks {', '.join(lacks)}: see AgentTasks")
+    return cast(AgentTasks, value)
+
+
+def _kind_of(path: Path, text: str) -> str:
+    """The kind of what is at a path."""
+    return "prompts"
+
+
+def _class_of(kind: str) -> Any:
+    module_name, _, attribute = KINDS[kind].partition(":")
+    return getattr(importlib.import_module(module_name), attribute)
+
+
+def _made(text: str, make: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
+    try:
+        return make(*args, **options)
+    except TypeError as error:
+        raise BadInput(f"tasks {text!r}: {error}") from error
+
+
+def chosen(found: Sequence[Chosen], count: int, seed: int, name: str) -> list[Chosen]:
+    """`count` of what a set has: the first ones for seed 0, else the first ones of an order that the seed draws.
+
+    Raises
+    ------
+    BadInput
+        It has fewer.
+    """
+    if count > len(found):
+        raise BadInput(f"{name} has {len(found)} tasks, and {count} are asked for: use --tasks {len(found)} or less")
+    if seed == 0:
+        return list(found[:count])
+    order = list(range(len(found)))
+    random.Random(f"tasks {seed}").shuffle(order)
+    return [found[i] for i in order[:count]]

@@ -1,0 +1,1 @@
+"""Tasks in the forms in which benchmarks are published."""
