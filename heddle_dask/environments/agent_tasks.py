@@ -66,6 +66,14 @@ class AgentTasks(Protocol):
     async def prepare(self, task: Task, sandbox: ProgramSandbox) -> None:
         """Make the sandbox ready, before the agent starts."""
 
+    def work_directory(self, task: Task) -> str:
+        """Where in the sandbox the agent works; empty: where its commands begin anyway."""
+        return ""
+
+    def variables(self, task: Task) -> Mapping[str, str]:
+        """Environment variables that the task gives the agent."""
+        return {}
+
     async def run_reference(self, task: Task, sandbox: ProgramSandbox) -> None:
         """Solve the task as its author does, in place of an agent.
 
