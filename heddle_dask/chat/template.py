@@ -29,7 +29,8 @@ from typing import Any
 from heddle_dask.chat.reply_parts import CLOSE
 from heddle_dask.core.errors import BadInput, encodable_text
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
+"""As templates read it: ``role`` and ``content`` are texts; what an assistant calls may come with them."""
 TEMPLATE_TEXT = -1
 """Owner of a token that belongs to no message."""
 
@@ -285,17 +286,17 @@ class ChatTemplate:
         return Rendering(list(encoded["input_ids"]), owners)
 
     def _opening_text(self, messages: Sequence[Message]) -> str:
-        if messages[-1]["role"] == "assistant":
+        if _is_begun(messages):
             if len(messages) == 1:
                 raise BadInput("an assistant message needs a message before it that it answers")
             text = self._text([*messages[:-1], {"role": "assistant", "content": _BEGUN}], prompt=False)
-            return self._before(text, _BEGUN, messages) + messages[-1]["content"]
+            return self._before(text, _BEGUN, messages) + str(messages[-1]["content"])
         return self._text(messages, prompt=True)
 
     def _following_text(self, messages: Sequence[Message]) -> str:
-        if messages and messages[-1]["role"] == "assistant":
+        if _is_begun(messages):
             text = self._bridge_text([*messages[:-1], {"role": "assistant", "content": _BEGUN}], prompt=False)
-            return self._before(text, _BEGUN, messages) + messages[-1]["content"]
+            return self._before(text, _BEGUN, messages) + str(messages[-1]["content"])
         return self._bridge_text(messages)
 
     def _before(self, text: str, marker: str, messages: Sequence[Message]) -> str:
@@ -373,8 +374,15 @@ class ChatTemplate:
         return str(text)
 
     def _clean(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages with contents that the tokenizer takes, in which no special token ends a turn."""
-        return [{**message, "content": self._defuse(message["content"])} for message in messages]
+        """The messages with texts that the tokenizer takes, in which no special token ends a turn."""
+        return [{name: self._harmless(value) for name, value in message.items()} for message in messages]
+
+    def _harmless(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._defuse(value)
+        if isinstance(value, Mapping):
+            return {self._harmless(name): self._harmless(each) for name, each in value.items()}
+        return [self._harmless(each) for each in value] if isinstance(value, list) else value
 
     def _defuse(self, text: str) -> str:
         text = encodable_text(text)
@@ -391,6 +399,21 @@ class ChatTemplate:
 
     def _bad(self, reason: str) -> BadInput:
         return BadInput(f"chat template of {self._model_dir!r} {reason}")
+
+
+def _is_begun(messages: Sequence[Message]) -> bool:
+    """Whether the last message is the beginning of the reply.
+
+    Raises
+    ------
+    BadInput
+        It calls tools: such a turn is whole.
+    """
+    if not messages or messages[-1]["role"] != "assistant":
+        return False
+    if messages[-1].get("tool_calls"):
+        raise BadInput("the last message is an assistant's that calls tools: append the results of its calls")
+    return True
 
 
 def _load_tokenizer(folder: Path) -> Any:

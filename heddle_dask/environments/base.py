@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, Protocol, SupportsFloat
 
+from heddle_dask.chat.conversation import ChatMessage
 from heddle_dask.chat.reply_parts import answer_of
 from heddle_dask.chat.tool_calls import MalformedCall, ReadReply, ToolCall, parse_calls
 from heddle_dask.core.errors import BadInput, encodable_text, is_finite, text_of
@@ -98,6 +99,8 @@ class Reply:
         Whether the generation prompt ended with an opened thinking block.
     read
         What the engine's own parsers have read of it, where they have (``--tool-call-parser`` of vLLM).
+    step_index
+        Number of the step, from 0, counted from the beginning of the conversation: `Context.fork` goes on behind it.
     context
         The context in which this reply is the last step, to go on from. A copy that is pickled, such as an argument
         of `Context.call`, has None.
@@ -111,6 +114,7 @@ class Reply:
     alternatives: tuple[Reply, ...] = ()
     thinking_opened: bool = False
     read: ReadReply | None = None
+    step_index: int = 0
     # Typed for programs, whose replies all have one.
     context: Context = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
 
@@ -268,7 +272,11 @@ class Context(ActionContext, Protocol):
         trajectory is then truncated with the cause ``"no-progress"``, and keeps its reward.
         """
 
-    def fork(self) -> Context:
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """The variables of the chat template that were set for this trajectory (`set_template`); tools as schemas."""
+
+    def fork(self, *, after_step: int | None = None) -> Context:
         """A second context with the same history, which goes on by itself: own messages, steps, tools and record.
 
         Branches may run side by side (`asyncio.gather`). They share the trajectory's reward, its limit of time and its
@@ -276,10 +284,18 @@ class Context(ActionContext, Protocol):
         branch is stored with the trajectory: the common tokens come first, masked. Several replies to one prompt are
         one call of `generate`.
 
+        Parameters
+        ----------
+        after_step
+            The branch goes on right behind this step of the context (`Reply.step_index`), without what came after it;
+            -1: it is empty, and no variable of its template is set. None: it has all that the context has.
+
         Raises
         ------
+        BadInput
+            The context itself has no such step that has ended; those before a fork are of the context that it left.
         RuntimeError
-            A step is awaited.
+            A step is awaited, and `after_step` is None.
         """
 
     def set_template(self, **variables: Any) -> None:
@@ -329,6 +345,42 @@ class Context(ActionContext, Protocol):
         BadInput
             An unknown role, a content that is no text (images are not supported), or the reply itself: the context
             keeps each reply as it was sampled.
+        """
+
+    def append_message(self, message: ChatMessage) -> None:
+        """As `append`, of a message that may have thinking, calls of tools, or the id of a call.
+
+        An assistant message with calls cannot be the beginning of the reply. One that equals the reply is not refused,
+        but rendered: leave it out.
+
+        Raises
+        ------
+        BadInput
+            An unknown role.
+        """
+
+    def prompt_tokens(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        after_step: int | None = None,
+        template: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Tokens that the prompt would have if these messages were appended; nothing is changed.
+
+        Parameters
+        ----------
+        messages
+            As for `append_message`, in their order.
+        after_step
+            As for `fork`.
+        template
+            Variables of the template, for a prompt of which nothing was appended before.
+
+        Raises
+        ------
+        BadInput
+            The template refuses them, or the context has no such step.
         """
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:

@@ -147,10 +147,10 @@ class TokenRecord:
             self._versions[:length],
         )
 
-    def shared(self) -> TokenRecord:
-        """A new record for a branch that begins with the tokens of this one, all of them masked."""
+    def shared(self, length: int | None = None) -> TokenRecord:
+        """A new record for a branch that begins with the first `length` tokens of this one, or all; all masked."""
         record = TokenRecord()
-        record.append(self.token_ids, Attribution.SHARED)
+        record.append(self.token_ids[:length], Attribution.SHARED)
         return record
 
     def segments(self) -> Iterator[Segment]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from heddle_dask.chat.conversation import ChatMessage
 from heddle_dask.chat.reply_parts import OPEN
 from heddle_dask.chat.tool_calls import ReadReply
 from heddle_dask.core.errors import BadInput
@@ -29,6 +30,7 @@ from heddle_dask.environments.function_tools import ToolTurns
 from heddle_dask.live.driver.programs.action_calls import ActionCalls
 from heddle_dask.live.driver.programs.branch import Branch, BranchPort, Recorded, Services, fork_seed
 from heddle_dask.live.driver.programs.pending_input import PendingInput
+from heddle_dask.live.driver.programs.resting import Resting, StepEnds
 from heddle_dask.live.driver.programs.sandbox_calls import LiveSandbox
 from heddle_dask.live.driver.programs.service_calls import service_call
 from heddle_dask.live.driver.programs.steps import (
@@ -72,6 +74,8 @@ class LiveContext(Context):
         self._forks: list[LiveContext] = []
         self._input = PendingInput(services.template)
         self._tools = ToolTurns()
+        self._variables: dict[str, Any] = {}
+        self._ends = StepEnds(services.template)
         self._told_done = False
         # The step that is awaited.
         self._open: OpenStep | None = None
@@ -95,7 +99,7 @@ class LiveContext(Context):
 
     @property
     def context_tokens(self) -> int:
-        return len(self.record) + self._input.tokens(self.record)
+        return len(self.record) + self._input.tokens(len(self.record))
 
     @property
     def done(self) -> bool:
@@ -113,29 +117,42 @@ class LiveContext(Context):
         """Facts that are stored with the trajectory; all its branches share them."""
         return self._branch.tree.metadata
 
-    def fork(self) -> LiveContext:
-        self._check_rests("fork()")
+    def fork(self, *, after_step: int | None = None) -> LiveContext:
+        at = self._resting("fork()", after_step)
         number = len(self._forks) + 1
-        branch = self._branch.forked(number, self._next_step)
+        branch = self._branch.forked(number, at.steps)
         recorded = branch.recorded
         spec = replace(
             self._spec,
             trajectory_id=TrajectoryId(f"{self._spec.trajectory_id}#{number}"),
-            prompt_tokens=self.context_tokens,
+            prompt_tokens=at.context_tokens,
             resumed_tokens=recorded.generated_tokens,
         )
         fork = LiveContext(self._services, spec, fork_seed(self._seed, number), recorded, branch)
-        fork.record = self.record.shared()
-        fork._input, fork._seen = self._input.copy(), self._seen
-        fork._tools = replace(self._tools)
+        fork.record = self.record.shared(at.record_tokens)
+        fork._input, fork._seen = at.input.copy(), at.seen
+        fork._tools, fork._variables = replace(at.tools), dict(at.variables)
         self._forks.append(fork)
         return fork
+
+    def _resting(self, what: str, after_step: int | None) -> Resting:
+        """The state of the context now, or as it was behind one of its steps."""
+        if after_step is not None:
+            self._port.check_goes_on(what)
+            return self._ends.behind(after_step, self._branch.steps)
+        self._check_rests(what)
+        return Resting(self._next_step, len(self.record), self._seen, self._input, self._tools, self._variables)
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        return dict(self._variables)
 
     def set_template(self, **variables: Any) -> None:
         if self.context_tokens:
             raise BadInput("set_template: set variables of the chat template before anything is appended")
         if "tools" in variables:
             variables["tools"] = self._tools.given(variables["tools"])
+        self._variables |= variables
         self._input.template = self._input.template.with_variables(variables)
         if variables.get("tools") and not self._input.template.shows_tools:
             self._services.note_once(NO_TOOLS_SHOWN)
@@ -150,6 +167,19 @@ class LiveContext(Context):
 
     def append(self, role: Role, text: str) -> None:
         self._input.append(self.record, role, text, first_step=self._next_step == 0)
+
+    def append_message(self, message: ChatMessage) -> None:
+        self._input.append_message(self.record, message, first_step=self._next_step == 0)
+
+    def prompt_tokens(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        after_step: int | None = None,
+        template: Mapping[str, Any] | None = None,
+    ) -> int:
+        at = self._resting("prompt_tokens()", after_step)
+        return at.with_messages(self.record, messages, template or {})
 
     def append_tokens(self, token_ids: Sequence[int]) -> None:
         self._input.append_tokens(self.record, token_ids, first_step=self._next_step == 0)
@@ -318,6 +348,7 @@ class LiveContext(Context):
         self._seen = len(self.record)
         text = self._input.template.decode(ids.tolist())
         self._input.replied(text, int(ids[-1]) if len(ids) else None)
+        self._ends.add(self._resting("generate()", None))
         return Reply(
             text=text,
             token_ids=tuple(ids.tolist()),
@@ -326,6 +357,7 @@ class LiveContext(Context):
             engine_s=step.engine_s,
             thinking_opened=self._thinking_opened(step.start),
             read=ReadReply.of_message(json.loads(last.read)) if last.read else None,
+            step_index=step.index,
             context=self,
         )
 

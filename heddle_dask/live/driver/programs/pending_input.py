@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from heddle_dask.chat.conversation import ChatMessage
 from heddle_dask.chat.reply_parts import answer_of
 from heddle_dask.chat.template import TEMPLATE_TEXT, ChatTemplate, Rendering
 from heddle_dask.core.errors import BadInput
@@ -31,7 +33,7 @@ class PendingInput:
         self.turn_ended = True
         self.end_id: int | None = None  # the sampled token that ended it
         self.last_reply = ""  # until something follows it
-        self._messages: list[dict[str, str]] = []
+        self._messages: list[dict[str, Any]] = []
         self._tokens: list[int] = []
         self._rendered: Rendering | None = None
 
@@ -51,16 +53,29 @@ class PendingInput:
         BadInput
             An unknown role, a content that is no text, or the reply itself, which the context has kept.
         """
-        if not isinstance(role, str) or role not in _ATTRIBUTION:
-            raise BadInput(f"append: role is {role!r}: use {', '.join(_ATTRIBUTION)}")
+        _check_role(role)
         if not isinstance(text, str):
             raise BadInput(_not_text(text))
         if role == "assistant" and text.strip() and text.strip() in (self.last_reply, answer_of(self.last_reply)):
             raise BadInput("append: this is the reply, which the context has kept as it was sampled: leave it out")
+        self._add(record, {"role": role, "content": text}, first_step)
+
+    def append_message(self, record: TokenRecord, message: ChatMessage, first_step: bool) -> None:
+        """Add a message that may have thinking and calls of tools.
+
+        Raises
+        ------
+        BadInput
+            An unknown role.
+        """
+        _check_role(message.role)
+        self._add(record, message.for_template(), first_step)
+
+    def _add(self, record: TokenRecord, message: dict[str, Any], first_step: bool) -> None:
         self.last_reply = ""
         if self._tokens:
             self.render(record, first_step)
-        self._messages.append({"role": role, "content": text})
+        self._messages.append(message)
         self._rendered = None
 
     def append_tokens(self, record: TokenRecord, token_ids: Sequence[int], first_step: bool) -> None:
@@ -83,11 +98,11 @@ class PendingInput:
         self.end_id = last_id if self.turn_ended else None
         self.last_reply = text.strip()
 
-    def tokens(self, record: TokenRecord) -> int:
-        """Number of tokens that `render` would add; what is appended later still joins the same delta."""
+    def tokens(self, record_tokens: int) -> int:
+        """Number of tokens that `render` would add to a record; what is appended later still joins the same delta."""
         if not self._messages:
             return len(self._tokens)
-        return len(self._rendering(record).token_ids)
+        return len(self._rendering(record_tokens).token_ids)
 
     def render(self, record: TokenRecord, first_step: bool) -> None:
         """Move everything into the record; raw tokens are a prompt before the first step, and a tool's after it."""
@@ -96,20 +111,25 @@ class PendingInput:
             self._tokens = []
         if not self._messages:
             return
-        rendering, messages = self._rendering(record), self._messages
+        rendering, messages = self._rendering(len(record)), self._messages
         self._messages, self._rendered = [], None
         # The policy's turn has begun: a message that no step has come before has to end it.
         self.turn_ended, self.end_id = False, None
         _append(record, rendering, [_ATTRIBUTION[message["role"]] for message in messages])
 
-    def _rendering(self, record: TokenRecord) -> Rendering:
+    def _rendering(self, record_tokens: int) -> Rendering:
         if self._rendered is None:
             self._rendered = (
                 self.template.following(self._messages, ended=self.turn_ended, end_id=self.end_id)
-                if len(record)
+                if record_tokens
                 else self.template.opening(self._messages)
             )
         return self._rendered
+
+
+def _check_role(role: object) -> None:
+    if not isinstance(role, str) or role not in _ATTRIBUTION:
+        raise BadInput(f"append: role is {role!r}: use {', '.join(_ATTRIBUTION)}")
 
 
 def _append(record: TokenRecord, rendering: Rendering, authors: Sequence[Attribution]) -> None:
