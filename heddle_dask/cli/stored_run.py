@@ -40,6 +40,8 @@ class StoredRun:
 
     Attributes
     ----------
+    reader
+        Of those in the store.
     recovered
         Trajectories that only the journal has.
     unfinished
@@ -53,8 +55,8 @@ class StoredRun:
         journal = journal_path(self.path)
         # Opened before the store is read: what a writer then brings into the store and drops from the journal is read.
         lines = JournalReader(journal, RESULTS) if journal.exists() else None
-        self._reader = RunReader(self.path)
-        ids = [str(name) for name in self._reader.column("trajectories/id").tolist()]
+        self.reader = RunReader(self.path)
+        ids = [str(name) for name in self.reader.column("trajectories/id").tolist()]
         self._rows = {name: row for row, name in enumerate(ids)}
         self._journalled: dict[str, dict[str, Any]] = {}
         open_ids: dict[str, None] = {}
@@ -76,7 +78,7 @@ class StoredRun:
 
     @property
     def metadata(self) -> dict[str, Any]:
-        return self._reader.metadata
+        return self.reader.metadata
 
     @property
     def ids(self) -> list[str]:
@@ -95,7 +97,7 @@ class StoredRun:
 
     def ended(self) -> Iterator[Ended]:
         """How each trajectory ended, in the order of `ids`, without its tokens."""
-        columns = [self._reader.column(f"trajectories/{name}").tolist() for name in ("status", "cause", "detail")]
+        columns = [self.reader.column(f"trajectories/{name}").tolist() for name in ("status", "cause", "detail")]
         for name, *ending in zip(self._rows, *columns, strict=True):
             yield Ended(name, *map(str, ending))
         for name, record in zip(self._journalled, map(trajectory_from_body, self._journalled.values()), strict=True):
@@ -106,8 +108,12 @@ class StoredRun:
 
     def outlines(self) -> Iterator[TrajectoryOutline]:
         """The trajectories in order, those in the store without their tokens."""
-        yield from map(self._reader.outline, self._rows.values())
-        yield from map(trajectory_from_body, self._journalled.values())
+        yield from map(self.reader.outline, self._rows.values())
+        yield from self.recovered_records()
+
+    def recovered_records(self) -> Iterator[TrajectoryRecord]:
+        """Those that only the journal has."""
+        return map(trajectory_from_body, self._journalled.values())
 
     def __len__(self) -> int:
         return self.stored + self.recovered
@@ -117,7 +123,7 @@ class StoredRun:
 
     def _get(self, name: str) -> TrajectoryRecord:
         if name in self._rows:
-            return self._reader.trajectory(self._rows[name])
+            return self.reader.trajectory(self._rows[name])
         return trajectory_from_body(self._journalled[name])
 
 

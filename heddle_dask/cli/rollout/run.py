@@ -10,7 +10,7 @@ import shlex
 import signal
 import sys
 import warnings
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -47,6 +47,7 @@ from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.spec import EngineKind, engine_kind
+from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.mix import mix_of
 from heddle_dask.environments.rewards import reward_identity
 from heddle_dask.live.clusters.credentials import connection_file
@@ -144,8 +145,7 @@ class RolloutRun:
         self.chat_template_kwargs = parsed_template_kwargs(asked["chat_template_kwargs"])
         check_out(self.out, asked["mode"])
         self.logs = RunLogs(self.out, asked["mode"])
-        self.environment = environment_of(asked, by_value=not self.is_local)
-        self.tasks = tasks_of(asked["tasks"], self.environment, self.seed)
+        self.environment, self.tasks = self._environment_and_tasks()
         self.tally.mix.update(mix_of(self.environment, self.tasks, asked["samples"]))
         self.model = chosen_model(asked["model"], asked["engine"], self.engines.options)
         check_cost(self.engines.cost, self.model, asked["engine"])
@@ -175,6 +175,10 @@ class RolloutRun:
         self._interrupts = Interrupts(self._stop)
         self._task: asyncio.Task[Any] | None = None
         self._rollout: Rollout | None = None
+
+    def _environment_and_tasks(self) -> tuple[Environment, Sequence[Task]]:
+        environment = environment_of(self.asked, by_value=not self.is_local)
+        return environment, tasks_of(self.asked["tasks"], environment, self.seed)
 
     def _engines(self) -> Engines:
         asked = self.asked
