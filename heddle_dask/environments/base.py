@@ -444,6 +444,7 @@ class Context(ActionContext, Protocol):
         memory: int | str = "512 MiB",
         disk: int | str = "256 MiB",
         network: bool = False,
+        gateway: object = None,
         **limits: Any,
     ) -> ProgramSandbox:
         """A sandbox with a shell that keeps its files between calls: ``async with ctx.sandbox(…) as box:``.
@@ -463,10 +464,12 @@ class Context(ActionContext, Protocol):
             Bytes, or a text such as ``"2 GiB"``: of all its processes, and of its files.
         network
             Whether it may use the worker's network.
+        gateway
+            That of this trajectory, to which ``http://127.0.0.1:8911`` leads in the sandbox: its only network.
         **limits
-            ``max_files``, ``max_processes``, ``output_bytes``, ``setup_timeout_s``, as in `SandboxSpec`.
+            ``folders``, ``max_files``, ``max_processes``, ``output_bytes``, ``setup_timeout_s``, as in `SandboxSpec`.
         """
-        spec = sandbox_spec(root, image, kind, files, setup, memory, disk, network, **limits)
+        spec = sandbox_spec(root, image, kind, files, setup, memory, disk, network, gateway, **limits)
         return self._open_sandbox(spec)
 
     def _open_sandbox(self, spec: SandboxSpec) -> ProgramSandbox:

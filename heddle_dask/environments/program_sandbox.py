@@ -12,7 +12,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.needs import Given, Needs
 from heddle_dask.core.resources import MEMORY
 from heddle_dask.environments.actions import ActionKind
-from heddle_dask.sandbox.stateful.contract import ExecResult, SandboxSpec
+from heddle_dask.sandbox.stateful.contract import WORKERS_GATEWAY, ExecResult, SandboxSpec
 from heddle_dask.sandbox.stateful.orders import Compared
 
 
@@ -106,6 +106,7 @@ def sandbox_spec(
     memory: int | str,
     disk: int | str,
     network: bool,
+    gateway: object = None,
     **limits: Any,
 ) -> SandboxSpec:
     """The description of a sandbox that a program asks for (`Context.sandbox`)."""
@@ -119,6 +120,7 @@ def sandbox_spec(
         memory_bytes=_size("memory", memory),
         disk_bytes=_size("disk", disk),
         network=bool(network),
+        gateway="" if gateway is None else WORKERS_GATEWAY,
         **limits,
     )
     contents = {

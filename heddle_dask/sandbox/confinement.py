@@ -44,6 +44,8 @@ class PreparedRun:
         Open file descriptors that the started program inherits.
     calls_filter
         Filter of system calls that is set before any code of the agent runs; empty: the confinement sets it.
+    gateway
+        Unix socket of a gateway, if the command begins with what makes a network for it (`own_network`).
     disk_usage
         Measures the private directory as the given processes inside see it; None where that is not possible.
     """
@@ -57,6 +59,7 @@ class PreparedRun:
     wrapper_processes: int = 0
     pass_fds: tuple[int, ...] = ()
     calls_filter: bytes = b""
+    gateway: str = ""
     disk_usage: Callable[[Sequence[int]], DiskUsage | None] = lambda pids: None
 
 

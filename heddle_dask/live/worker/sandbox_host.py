@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from heddle_dask.live.wire.transport import send
 from heddle_dask.live.wire.worker_messages import SilenceReport
 from heddle_dask.sandbox.images.cache import images_directory, sweep
 from heddle_dask.sandbox.program_files import reap_folders
-from heddle_dask.sandbox.stateful.contract import SandboxFailed, SandboxSpec, StatefulSandbox
+from heddle_dask.sandbox.stateful.contract import WORKERS_GATEWAY, SandboxFailed, SandboxSpec, StatefulSandbox
 from heddle_dask.sandbox.stateful.local_sandbox import close_keeper_of_loop, keeper_of_loop, sandboxes_directory
 from heddle_dask.sandbox.stateful.orders import SandboxOrder
 from heddle_dask.sandbox.stateful.work_directory import reap
@@ -44,8 +45,15 @@ def _remote(name: str, spec: SandboxSpec) -> StatefulSandbox:
     )
 
 
+async def gateway_socket() -> str:
+    """Path of the Unix socket of the gateway beside this worker."""
+    raise SandboxFailed("sandbox: no gateway beside this worker")
+
+
 async def perform_in_sandbox(order: SandboxOrder, cpus: int = 1, idempotency_key: str = "") -> dict[str, Any]:
     """Do what the order says, on the cores of the action; see `SandboxKeeper.perform`."""
+    if order.spec.gateway == WORKERS_GATEWAY:
+        order = replace(order, spec=replace(order.spec, gateway=await gateway_socket()))
     given = granted()
     cores = () if given is None else given.cores
     return await keeper_of_loop(_remote).perform(order, cpus=cpus, cores=cores, key=idempotency_key)

@@ -18,6 +18,10 @@ KINDS = ("bubblewrap", "apptainer", "process", "remote")
 WORK = "/home/agent"
 """The work directory as commands see it; in the outputs of kinds that cannot mount it there, it is written so."""
 
+WORKERS_GATEWAY = "that of the worker"
+GATEWAY_PORT = 8911
+"""Of the gateway, on the loopback of a sandbox that has one."""
+
 EndedBy = Literal["", "timeout", "memory", "disk", "processes"]
 
 
@@ -64,6 +68,11 @@ class SandboxSpec:
         Kept of each output of a command; the middle of a longer one is left out, visibly.
     network
         Whether it may use the worker's network; the kind ``process`` always may.
+    gateway
+        Path of a Unix socket on the worker, to which ``http://127.0.0.1:8911`` leads in the sandbox: its only network.
+        `WORKERS_GATEWAY`: that of the gateway beside the worker; empty: none.
+    folders
+        Folders of the worker that it can read, at their own paths, such as those with the programs of an agent.
     setup_timeout_s
         Seconds for each command of `setup`.
     """
@@ -80,6 +89,8 @@ class SandboxSpec:
     max_processes: int = 256
     output_bytes: int = 64 * 1024
     network: bool = False
+    gateway: str = ""
+    folders: tuple[str, ...] = ()
     setup_timeout_s: float = 120.0
 
     def __post_init__(self) -> None:
@@ -89,6 +100,14 @@ class SandboxSpec:
             raise BadInput(
                 "sandbox: an image has a root of its own, and the kind bubblewrap: give neither root nor kind"
             )
+        if self.gateway and (self.network or self.kind not in ("", "bubblewrap")):
+            raise BadInput(
+                "sandbox: a gateway is the only network of a sandbox of the kind bubblewrap: give neither network nor "
+                "another kind"
+            )
+        for folder in self.folders:
+            if not PurePosixPath(folder).is_absolute():
+                raise BadInput(f"sandbox: the folder {folder!r}: use an absolute path")
         for path in self.files:
             self.checked_path(path)
         for name in ("memory_bytes", "disk_bytes", "max_files", "max_processes", "output_bytes"):
@@ -106,12 +125,12 @@ class SandboxSpec:
     def to_plain(self) -> dict[str, Any]:
         """As plain values."""
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {**plain, "files": dict(self.files), "setup": list(self.setup)}
+        return {**plain, "files": dict(self.files), "setup": list(self.setup), "folders": list(self.folders)}
 
     @classmethod
     def from_plain(cls, plain: Mapping[str, Any]) -> SandboxSpec:
         """The inverse of `to_plain`."""
-        return cls(**{**plain, "setup": tuple(plain["setup"])})
+        return cls(**{**plain, "setup": tuple(plain["setup"]), "folders": tuple(plain["folders"])})
 
 
 @dataclass(frozen=True, slots=True)

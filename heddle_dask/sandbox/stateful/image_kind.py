@@ -12,7 +12,15 @@ from heddle_dask.sandbox.enclosure import Inside, enclosed
 from heddle_dask.sandbox.images.writable_layer import limited
 from heddle_dask.sandbox.stateful.contract import Command, SandboxSpec
 from heddle_dask.sandbox.stateful.image_directory import ImageDirectory
-from heddle_dask.sandbox.stateful.kinds import BubblewrapKind, SandboxKind, environment_of, limits_of, shell_of
+from heddle_dask.sandbox.stateful.kinds import (
+    BubblewrapKind,
+    SandboxKind,
+    behind_gateway,
+    environment_of,
+    folders_of,
+    limits_of,
+    shell_of,
+)
 from heddle_dask.sandbox.stateful.work_directory import WorkDirectory
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -43,17 +51,25 @@ class ImageKind:
         variables = {**own, **dict(image.environment), **cpu_variables(command.cpus)}
         found = Inside(
             root=("--bind", files.layer.inside, "/"),
-            writable=tuple(each for pair in variables.items() for each in ("--setenv", *pair)),
+            writable=folders_of(spec) + tuple(each for pair in variables.items() for each in ("--setenv", *pair)),
             folder="/",
             command=("/bin/sh", "-c", _IN_FOLDER, shell_of(command)[-1], image.directory),
             shared_memory_bytes=spec.memory_bytes // 2,
             uid=image.uid,
             gid=image.gid,
             capabilities=tuple(f"CAP_{each}" for each in _OF_ROOT) if image.uid == 0 else (),
-            network=spec.network,
+            network=spec.network or bool(spec.gateway),
             read_only=False,
         )
         limits = limits_of(spec, own_processes=2)
         enter = (*files.enter(), *limited(limits.pop("RLIMIT_NPROC")))
         with enclosed(self._program, found, user_namespace=True) as made:
-            yield PreparedRun((*enter, *made.argv), {}, rlimits=limits, wrapper_processes=2, pass_fds=made.pass_fds)
+            # As root before it becomes the user of images, who may not be able to run this Python.
+            argv = (
+                behind_gateway(spec, (*enter, *made.argv))
+                if self.private_user
+                else (*enter, *behind_gateway(spec, made.argv))
+            )
+            yield PreparedRun(
+                argv, {}, rlimits=limits, wrapper_processes=2, pass_fds=made.pass_fds, gateway=spec.gateway
+            )

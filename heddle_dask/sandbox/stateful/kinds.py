@@ -12,9 +12,10 @@ from typing import Protocol
 
 from heddle_dask.core.errors import HeddleError
 from heddle_dask.isolation.granted import cpu_variables
-from heddle_dask.sandbox.confinement import PreparedRun, common_rlimits
+from heddle_dask.sandbox.confinement import PreparedRun, common_rlimits, compiled
 from heddle_dask.sandbox.enclosure import Inside, enclosed
-from heddle_dask.sandbox.stateful.contract import WORK, Command, SandboxSpec
+from heddle_dask.sandbox.stateful import own_network
+from heddle_dask.sandbox.stateful.contract import GATEWAY_PORT, WORK, Command, SandboxSpec
 from heddle_dask.sandbox.stateful.work_directory import WorkDirectory
 from heddle_dask.sandbox.system_calls import filter_program
 
@@ -52,7 +53,25 @@ def limits_of(spec: SandboxSpec, own_processes: int, *, own_user: bool = True) -
         processes=spec.max_processes + own_processes,
         open_files=1024,
     )
-    return {name: value for name, value in limits.items() if own_user or name != "RLIMIT_NPROC"}
+    # Agents are programs of JavaScript often, which reserve a hundred times the addresses that they use.
+    left_out = {*(() if own_user else ("RLIMIT_NPROC",)), *(("RLIMIT_AS",) if spec.gateway else ())}
+    return {name: value for name, value in limits.items() if name not in left_out}
+
+
+def behind_gateway(spec: SandboxSpec, argv: tuple[str, ...]) -> tuple[str, ...]:
+    """The command, with a network of its own where the sandbox has a gateway."""
+    if not spec.gateway:
+        return argv
+    python = getattr(sys, "_base_executable", sys.executable)
+    return (python, "-I", "-S", "-B", "-c", compiled(own_network.source()), str(GATEWAY_PORT), *argv)
+
+
+def folders_of(spec: SandboxSpec) -> tuple[str, ...]:
+    """Arguments of bubblewrap for the folders of the worker that the sandbox can read."""
+    for folder in spec.folders:
+        if not os.path.isdir(folder):
+            raise HeddleError(f"sandbox: no folder {folder} on this worker")
+    return tuple(_binds(spec.folders))
 
 
 def environment_of(command: Command, home: str, path: str) -> dict[str, str]:
@@ -103,15 +122,17 @@ class BubblewrapKind:
         found = Inside(
             root=("--ro-bind", spec.root, "/") if spec.root else (*self._host_root, *_accounts(files)),
             writable=("--bind", str(files.tmp), "/tmp", "--bind", str(files.work), WORK)
-            + (() if spec.root else self._below_tmp),
+            + (() if spec.root else self._below_tmp)
+            + folders_of(spec),
             folder=WORK,
             command=(*_as_user(self._setpriv, files), *shell_of(command, 0 if files.uid else spec.max_processes + 4)),
             shared_memory_bytes=spec.memory_bytes // 2,
-            network=spec.network,
+            network=spec.network or bool(spec.gateway),
         )
         with enclosed(self.program, found, user_namespace=not self.private_user) as made:
             yield PreparedRun(
-                argv=made.argv,
+                argv=behind_gateway(spec, made.argv),
+                gateway=spec.gateway,
                 environment=environment_of(command, WORK, ":".join([*path, _SYSTEM_PATH])),
                 rlimits=limits_of(spec, 2, own_user=self.private_user),
                 wrapper_processes=2,
@@ -197,6 +218,8 @@ class ApptainerKind:
         for name, value in sorted(inside.items()):
             if name != "HOME":  # Apptainer sets it by itself, and warns about it
                 arguments += ["--env", f"{name}={value}"]
+        for folder in spec.folders:
+            arguments += ["--bind", f"{folder}:{folder}:ro"]
         yield PreparedRun(
             argv=(*arguments, spec.root, *shell_of(command, spec.max_processes + 5)),
             environment={"PATH": _SYSTEM_PATH + ":/usr/sbin:/sbin", "HOME": str(files.tmp)},
@@ -216,6 +239,8 @@ class ProcessKind:
 
     @contextmanager
     def prepare(self, command: Command, files: WorkDirectory, spec: SandboxSpec) -> Iterator[PreparedRun]:
+        if spec.gateway:
+            raise HeddleError("sandbox: a gateway needs a network namespace: install the package bubblewrap")
         if spec.root or spec.image:
             raise HeddleError("sandbox: the kind process has no root of its own: use bubblewrap or apptainer")
         path = [f"{prefix}/bin" for prefix in reversed(_python_prefixes()) if _open_to(prefix, files)]

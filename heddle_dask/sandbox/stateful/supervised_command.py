@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import marshal
 import os
 import signal
@@ -11,11 +12,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from types import CodeType
 from typing import Any
 
 from heddle_dask.isolation.granted import granted
 from heddle_dask.sandbox.confinement import PreparedRun, compiled
-from heddle_dask.sandbox.stateful import supervisor
+from heddle_dask.sandbox.stateful import forwarder, supervisor
 from heddle_dask.sandbox.stateful.contract import EndedBy, ExecResult, SandboxFailed, SandboxSpec
 
 _CHUNK_BYTES = 1 << 16
@@ -68,6 +70,11 @@ class KeptOutput:
             return (bytes(self.head) + tail).decode("utf-8", "replace")
         gap = f"\n[... {self.left_out:,} bytes left out ...]\n"
         return bytes(self.head).decode("utf-8", "replace") + gap + tail.decode("utf-8", "replace")
+
+
+@functools.cache
+def _forwarder() -> CodeType:
+    return compile(forwarder.source(), "<forwarder>", "exec")
 
 
 # The kernel ends killed processes within milliseconds; a process in a system call that cannot be interrupted may not.
@@ -134,7 +141,7 @@ class SupervisedCommand:
         status = asyncio.StreamReader()
         pipe = os.fdopen(reading, "rb", 0)
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(status), pipe)
-        command = cls(process, status, prepared.wrapper_processes + 1, spec.output_bytes)
+        command = cls(process, status, prepared.wrapper_processes + 1 + bool(prepared.gateway), spec.output_bytes)
         given = None if service else granted()
         if given is not None:
             given.adopt(process.pid)  # it has no order yet: all that it starts is held too
@@ -149,6 +156,8 @@ class SupervisedCommand:
                 "status": writing,
                 "frozen": service,
                 "calls_filter": prepared.calls_filter,
+                "gateway": prepared.gateway,
+                "forwarder": _forwarder() if prepared.gateway else None,
             }
         )
         assert process.stdin is not None

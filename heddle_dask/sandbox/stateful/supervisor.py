@@ -7,7 +7,8 @@ loses its parent stays below it.
 
 Keys of the order: ``argv``, ``environment``, ``folder``, ``cores`` (list, empty: any), ``limits`` (name of
 `resource.RLIMIT_*` to value), ``status`` (file descriptor for answers), ``frozen`` (whether it starts stopped),
-``calls_filter`` (of system calls; empty where the confinement sets it). More
+``calls_filter`` (of system calls; empty where the confinement sets it), ``gateway`` (path of a Unix socket to which
+connections of the command's own network are forwarded; empty: none), ``forwarder`` (its code, where it has one). More
 orders follow, each a line that is answered by a line: ``freeze`` by ``frozen`` once nothing below runs any longer, or
 by ``awake``; ``thaw 0,1`` (its cores) by ``thawed``. The last answer is ``exit CODE``.
 """
@@ -128,8 +129,8 @@ def kill_below(root: int) -> None:
                 return
 
 
-def start(order: dict) -> int:  # type: ignore[type-arg]
-    """Start the command; returns its pid."""
+def start(order: dict, given: int) -> int:  # type: ignore[type-arg]
+    """Start the command, with this file as its standard input (negative: an empty one); returns its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -149,7 +150,7 @@ def start(order: dict) -> int:  # type: ignore[type-arg]
             hard = resource.getrlimit(kind)[1]
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
             resource.setrlimit(kind, (value, value))
-        os.dup2(os.open("/dev/null", os.O_RDONLY), 0)
+        os.dup2(os.open("/dev/null", os.O_RDONLY) if given < 0 else given, 0)
         os.chdir(order["folder"])
         if order["calls_filter"]:
             refuse_calls(order["calls_filter"])
@@ -215,7 +216,15 @@ def main() -> None:
     order = marshal.loads(read_exactly(int.from_bytes(read_exactly(4), "big")))
     status = order["status"]
     os.set_inheritable(status, False)
-    pid = start(order)
+    forwarder: dict = {}  # type: ignore[type-arg]
+    if order["gateway"]:
+        exec(order["forwarder"], forwarder)
+        channel, inner = forwarder["socket"].socketpair()
+        pid = start(order, inner.fileno())
+        inner.close()
+        forwarder["forward"](channel, order["gateway"])
+    else:
+        pid = start(order, -1)
     if order["frozen"]:
         os.waitid(os.P_PID, pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
         os.write(status, b"frozen\n")
