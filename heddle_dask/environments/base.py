@@ -22,6 +22,7 @@ from heddle_dask.core.needs import Needs
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.environments.actions import ActionContext
 from heddle_dask.environments.actions import ActionFailed as ActionFailed
+from heddle_dask.environments.agent_gateway import AgentGateway
 from heddle_dask.environments.program_sandbox import ProgramSandbox, sandbox_spec
 from heddle_dask.sandbox.stateful.contract import SandboxSpec
 
@@ -296,6 +297,19 @@ class Context(ActionContext, Protocol):
             The context itself has no such step that has ended; those before a fork are of the context that it left.
         RuntimeError
             A step is awaited, and `after_step` is None.
+        """
+
+    async def gateway(self) -> AgentGateway:
+        """Give an agent that speaks the API of OpenAI or Anthropic this context: each of its requests is a step.
+
+        ``ctx.sandbox(gateway=gate)`` opens a sandbox whose only network it is. The agent sends whole conversations:
+        what the context has of them is kept as it was sampled, and one that differs goes on in a fork. Called again,
+        it returns the same gateway. It ends with the program.
+
+        Raises
+        ------
+        BadInput
+            The cluster has no tool worker, beside which a gateway runs; or this is a fork.
         """
 
     def set_template(self, **variables: Any) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Iterator
-from dataclasses import fields, is_dataclass
+from dataclasses import fields, is_dataclass, replace
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
 from distributed.protocol import dumps, loads
 
+from heddle_dask.chat.conversation import CalledTool, ChatMessage
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.errors import BadInput
@@ -37,14 +38,18 @@ from heddle_dask.core.nouns import (
 )
 from heddle_dask.core.resources import Amounts, ModelService, PoolMaximum, ResourceDemand, Resources
 from heddle_dask.core.run_description import RetryPolicy, StalenessBound, WeightUpdatePolicy
+from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.contract import GenerateResult, VersionSpan
+from heddle_dask.gateway.orders import Choice, StepAnswer, StepOrder
 from heddle_dask.live.wire import cluster_messages as cluster
 from heddle_dask.live.wire import driver_messages as driver
 from heddle_dask.live.wire import envelopes, results, transport
+from heddle_dask.live.wire import gateway_messages as gateway
 from heddle_dask.live.wire import training_messages as training
 from heddle_dask.live.wire import worker_messages as workers
 from heddle_dask.live.wire.codec import OP, Message, Request, WireValue
 from heddle_dask.live.wire.envelopes import UNSTAMPED
+from heddle_dask.live.wire.known_orders import KnownOrders
 from heddle_dask.live.wire.messages import (
     ActionOutcome,
     ActionPlacement,
@@ -243,13 +248,24 @@ SAMPLES: list[Message] = [
         b"result",
     ),
     results.ResultNotice("s", action_key("s", ACTION), b"result"),
+    gateway.GatewayOrder("s", "h/g1", 3, "hd-s-x", b"body"),
+    gateway.GatewayOrderNotice("s", "tcp://w", "h/g1", 3, "hd-s-x", b"body"),
+    gateway.GatewayCancelled("s", "h/g1", (3, 4), "cause"),
+    gateway.GatewayCancelledNotice("s", "tcp://w", "h/g1", (3, 4), "cause"),
+    gateway.GatewayAnswer("s", "tcp://w", "h/g1", 3, b"body"),
+    gateway.GatewaySessionEnded("s", "reason"),
+    gateway.GatewayPlace("/tmp/x", 8911, "node"),
+    gateway.OpenGateway("s"),
+    gateway.StartGateway(),
+    gateway.TakeText((gateway.StepText("h/g1", 3, 1, 12, "text"),)),
+    gateway.TextTaken(),
 ]
 # Dask takes these out of a message, or adds them, before a handler is called.
 DASK_NAMES = {OP, "worker", "client", "comm", "reply", "close", "serializers", "deserializers"}
 
 
 def message_types() -> Iterator[type[Message]]:
-    for module in (transport, envelopes, cluster, driver, workers, training, results):
+    for module in (transport, envelopes, cluster, driver, workers, training, results, gateway):
         for _, kind in inspect.getmembers(module, inspect.isclass):
             if kind.__module__ == module.__name__ and issubclass(kind, Message) and is_dataclass(kind):
                 yield kind
@@ -316,6 +332,39 @@ def test_every_message_has_a_sample_and_every_operation_is_there_once() -> None:
     answers = {kind.answer for kind in kinds if issubclass(kind, Request)}
     assert answers <= set(kinds)
     assert set(get_args(driver.Notice)) == {type(notice) for notice in NOTICES}
+
+
+def test_an_order_of_an_agent_is_sent_without_what_the_driver_has() -> None:
+    call = CalledTool("f", '{"a": 1}', "c1")
+    first = StepOrder(
+        (ChatMessage("system", "be short"), ChatMessage("user", "hello")),
+        tools='[{"type": "function"}]',
+        stop=("end",),
+        structured=StructuredOutput(choice=("a", "b")),
+    )
+    answered = ChatMessage("assistant", "", "hm", (call,))
+    second = replace(first, messages=(*first.messages, answered, ChatMessage("tool", "2", call_id="c1")))
+    other = replace(second, messages=(second.messages[0], ChatMessage("user", "bye")), tools="")
+    gateway_end, driver_end = KnownOrders(), KnownOrders()
+    for number, (order, sent) in enumerate(((first, 2), (second, 2), (second, 0), (other, 1)), start=1):
+        body = gateway_end.shortened(order, counts=False)
+        assert len(body.order.messages) == sent
+        received = gateway.body_from(gateway.OrderBody, gateway.packed_body(body))
+        assert received == body
+        assert driver_end.whole(received) == order
+        for end in (gateway_end, driver_end):
+            end.add(number, order)
+    assert KnownOrders().whole(gateway_end.shortened(second, counts=False)) is None, "a driver that knows nothing"
+
+
+def test_a_key_names_its_session() -> None:
+    key = gateway.new_key("ab12")
+    assert gateway.session_of_key(key) == "ab12" and key != gateway.new_key("ab12")
+    assert [gateway.session_of_key(each) for each in ("", "sk-x", "hd-ab12", "hd--x")] == ["", "", "", ""]
+    message = ChatMessage("assistant", "yes", calls=(CalledTool("f", "{}", "c"),))
+    answer = StepAnswer((Choice(message, "tool_calls", "yes", (1, 2), (-0.5, 0.0)),), 9, 2, 4, 7)
+    body = gateway.AnswerBody(answer, 3)
+    assert gateway.body_from(gateway.AnswerBody, gateway.packed_body(body)) == body
 
 
 @pytest.mark.parametrize(

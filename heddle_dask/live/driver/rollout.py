@@ -430,6 +430,7 @@ class Rollout:
         return Services(
             session=session.session_id,
             submitter=session.submitter,
+            gateways=session.gateways,
             template=self.template,
             budget=self.budget,
             max_context_tokens=longest,

@@ -27,6 +27,7 @@ from heddle_dask.live.scheduler.demand import AnnouncedQueue, demand_of
 from heddle_dask.live.scheduler.deployment import EngineDeployment
 from heddle_dask.live.scheduler.engine_registry import EngineRegistry
 from heddle_dask.live.scheduler.foreign_tasks import ForeignTasks
+from heddle_dask.live.scheduler.gateway_relay import GatewayRelay
 from heddle_dask.live.scheduler.gpu_seats import ENGINE, GpuSeats
 from heddle_dask.live.scheduler.owned_engines import OwnedEngines
 from heddle_dask.live.scheduler.predictions import Predictions
@@ -96,6 +97,7 @@ class HeddleScheduler(SchedulerPlugin):
             self._registry, lambda: self._control, lambda worker: self._deployment.forget_worker(worker)
         )
         self._watch = WorkerWatch(lambda: self._others(""))
+        self._gateways = GatewayRelay(self._client_of, self._registry.hosts, self._tool_workers_may_come)
         # What a person sees of the cluster and its latest session.
         self.snapshots = SnapshotFeed(self._registry)
 
@@ -105,7 +107,7 @@ class HeddleScheduler(SchedulerPlugin):
         return self._control
 
     async def start(self, scheduler: Scheduler) -> None:
-        self.scheduler = self._drains.scheduler = scheduler
+        self.scheduler = self._drains.scheduler = self._gateways.scheduler = scheduler
         collect_seldom()
         handlers = Handlers(self._failed)
         handlers.take(FaultReport, self.worker_failed)
@@ -147,6 +149,7 @@ class HeddleScheduler(SchedulerPlugin):
             ev.ServiceLost: self.service_changed,
         }
         handlers.take(driver.SubmitTasks, self.tasks_submitted)
+        self._gateways.add_to(handlers)
         handlers.take(ResultReport, self._unless_left(self.ended))
         for kind in get_args(Reported):
             handlers.take_report(kind, of_cluster.get(kind, self.session_event))
@@ -239,6 +242,7 @@ class HeddleScheduler(SchedulerPlugin):
         """A session is over: its driver has ended it, or is gone."""
         events.session.close()
         self._sessions.pop(events.session.session_id, None)
+        self._gateways.session_ended(events.session.session_id)
         events.control.leave(events.session)
         if self._control is not events.control:
             return
@@ -247,6 +251,14 @@ class HeddleScheduler(SchedulerPlugin):
             self._left.clear()
             self._control = None
             self._clear_services()
+
+    def _client_of(self, session_id: str) -> str | None:
+        events = self._sessions.get(session_id)
+        return None if events is None else events.session.client_id
+
+    def _tool_workers_may_come(self) -> bool:
+        queued = self._queue.now
+        return bool(self._maxima) or queued.tool_workers + queued.starting_tool_workers > 0
 
     def _others(self, session_id: str) -> list[Session]:
         sessions = [] if self._control is None else self._control.open_sessions
@@ -381,6 +393,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._foreign.workers_changed(scheduler)
         self._deployment.forget_worker(worker)
         self._seats.forget_worker(worker)
+        self._gateways.worker_left(worker)
         drained = worker in self._drains
         self._drains.worker_left(worker)
         engines, hosts = self._registry.forget_worker(worker)

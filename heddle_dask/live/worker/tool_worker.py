@@ -25,6 +25,7 @@ from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.model_services.spec import ServiceFailed
 from heddle_dask.live.wire import _dask_internals as dask
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
+from heddle_dask.live.wire.gateway_messages import GatewayAnswer, GatewaySessionEnded, StartGateway, TakeText
 from heddle_dask.live.wire.messages import (
     POOL_VARIABLE,
     STREAM_INTERVAL_S,
@@ -48,6 +49,7 @@ from heddle_dask.live.worker.action_runner import ActionRunner
 from heddle_dask.live.worker.allocator import keep_buffers
 from heddle_dask.live.worker.announcements import Announcements
 from heddle_dask.live.worker.cpu_pool import CoreLease, CpuPool
+from heddle_dask.live.worker.gateway_host import GatewayHost
 from heddle_dask.live.worker.process_calls import failure_of
 from heddle_dask.live.worker.rejoin import comes_back
 from heddle_dask.live.worker.running_call import LimitExceeded
@@ -93,6 +95,7 @@ class ToolWorker(WorkerPlugin):
         cpus = resources[CPUS]
         self.cores = CpuPool.of_worker(worker, cpus)
         self._runner = ActionRunner(self.cores)
+        self.gateway = GatewayHost(self.host_id, lambda message: send(worker, message))
         self._running: dict[Key, asyncio.Task[Any]] = {}
         self._payloads: dict[Key, asyncio.Future[bytes]] = {}
         self._reaping = asyncio.ensure_future(reap_stale_sandboxes())
@@ -101,6 +104,10 @@ class ToolWorker(WorkerPlugin):
         handlers.answer(PutActionPayload, self.put_payload)
         handlers.take_order(AbortAction, self.abort_action)
         handlers.take_order(CloseSandbox, lambda _, command: close_sandbox(command.sandbox))
+        handlers.answer(StartGateway, self.gateway.start)
+        handlers.answer(TakeText, self.gateway.take_text)
+        handlers.take(GatewayAnswer, self.gateway.answer)
+        handlers.take(GatewaySessionEnded, self.gateway.session_ended)
         self.add_handlers(handlers)
         handlers.add_to(worker)
         dask.shorten_own_interval(worker, STREAM_INTERVAL_S)
@@ -136,6 +143,7 @@ class ToolWorker(WorkerPlugin):
             dask.restore_threads(worker, self._threads)
             await self._runner.close()
             await close_sandboxes()
+            await self.gateway.close()
 
     async def run_action(self, call: ActionCall) -> ActionOutcome:
         """Run the function; whatever it does ends in an `ActionOutcome`.

@@ -17,6 +17,7 @@ from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.ids import TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.core.run_description import RetryPolicy
+from heddle_dask.live.driver.connection.gateway_orders import GatewayOrders
 from heddle_dask.live.driver.connection.submission import Submitter
 from heddle_dask.live.driver.inputs.pools import Pools
 from heddle_dask.live.driver.options import Budget, Sampling
@@ -47,6 +48,7 @@ class Services:
     roots: SandboxRoots = field(default_factory=SandboxRoots)
     tools: Sequence[Any] = ()  # that every program is given
     note_once: Callable[[str], None] = lambda line: None  # takes a line for the user
+    gateways: GatewayOrders | None = None  # None: there is no cluster
 
 
 @dataclass(slots=True)

@@ -29,6 +29,7 @@ from heddle_dask.environments.base import NO_PROGRESS, Context, Reply, Role
 from heddle_dask.environments.function_tools import ToolTurns
 from heddle_dask.live.driver.programs.action_calls import ActionCalls
 from heddle_dask.live.driver.programs.branch import Branch, BranchPort, Recorded, Services, fork_seed
+from heddle_dask.live.driver.programs.gateway import LiveGateway, PlainSession
 from heddle_dask.live.driver.programs.pending_input import PendingInput
 from heddle_dask.live.driver.programs.resting import Resting, StepEnds
 from heddle_dask.live.driver.programs.sandbox_calls import LiveSandbox
@@ -72,6 +73,7 @@ class LiveContext(Context):
         self._calls = ActionCalls(self._port)
         self._sandboxes = itertools.count()
         self._forks: list[LiveContext] = []
+        self._gateway: LiveGateway | None = None
         self._input = PendingInput(services.template)
         self._tools = ToolTurns()
         self._variables: dict[str, Any] = {}
@@ -146,6 +148,25 @@ class LiveContext(Context):
     @property
     def template_variables(self) -> dict[str, Any]:
         return dict(self._variables)
+
+    async def gateway(self) -> LiveGateway:
+        self._port.check_goes_on("gateway()")
+        if not self._branch.is_first:
+            raise BadInput("gateway(): open it on the context that the program was given, not on a fork")
+        orders = self._services.gateways
+        if orders is None:
+            raise BadInput("gateway(): this context belongs to no cluster, and only tool workers have gateways")
+        if self._gateway is None or not self._gateway.is_open:
+            place = await orders.place()
+            steps = len(self.steps)
+            self._gateway = LiveGateway(
+                orders,
+                PlainSession(self),
+                lambda: sum(len(branch.steps) for branch in self.branches()) - steps,
+                self.metadata,
+                place.port,
+            )
+        return self._gateway
 
     def set_template(self, **variables: Any) -> None:
         if self.context_tokens:
@@ -414,6 +435,8 @@ class LiveContext(Context):
 
     def end(self) -> None:
         """The program has ended: what it has left running is cancelled."""
+        if self._gateway is not None:
+            self._gateway.close()
         self._branch.tree.end()
 
     def branches(self) -> Iterator[LiveContext]:

@@ -11,6 +11,7 @@ from distributed import Client
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.driver.connection.control_channel import ClusterLost, ControlChannel, answered_within
+from heddle_dask.live.driver.connection.gateway_orders import GatewayOrders
 from heddle_dask.live.driver.connection.submission import Submitter
 from heddle_dask.live.driver.options import Patience
 from heddle_dask.live.driver.session.degrees import EngineDegrees
@@ -49,6 +50,7 @@ class OpenSession:
     ) -> None:
         self.session_id = session_id
         self.submitter = Submitter(client, session_id)
+        self.gateways = GatewayOrders(client, session_id)
         self.channel = ControlChannel(client, session_id, on_notice, on_lines, patience)
         self._client = client
         self._patience = patience
@@ -154,6 +156,7 @@ class OpenSession:
         ClusterLost
             The scheduler does not answer, and the run does not know it yet.
         """
+        await self.gateways.close()
         await self.submitter.close()
         self.channel.stop()
         failed = self.channel.failed.done()

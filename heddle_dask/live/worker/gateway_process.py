@@ -1,0 +1,44 @@
+"""The gateway process of a tool worker: serves the APIs over sockets that the worker has opened, and ends with it.
+
+``python -m heddle_dask.live.worker.gateway_process LINK UNIX TCP``: numbers of open files, a pair to the worker and two
+that listen. They outlive a gateway that dies: its clients connect again to the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import sys
+
+from aiohttp import web
+
+from heddle_dask.live.wire.gateway_frames import BUFFER_BYTES, READY, write_frame
+from heddle_dask.live.worker.gateway_link import GatewayLink
+from heddle_dask.live.worker.plain_chat import gateway_application
+
+_BACKLOG = 1024
+
+
+async def serve(link_fd: int, unix_fd: int, tcp_fd: int) -> None:
+    """Serve until the tool worker has gone."""
+    reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=link_fd), limit=BUFFER_BYTES)
+    link = GatewayLink(reader, writer)
+    # Without cancellation a step would run to its end after its client has disconnected.
+    runner = web.AppRunner(gateway_application(link.exchange), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    for number in (unix_fd, tcp_fd):
+        await web.SockSite(runner, socket.socket(fileno=number), backlog=_BACKLOG, shutdown_timeout=0.2).start()
+    write_frame(writer, READY)
+    await link.run()
+    os._exit(0)  # open requests have nobody who could answer them
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the worker says when
+    asyncio.run(serve(*map(int, sys.argv[1:4])))
+
+
+if __name__ == "__main__":
+    main()
