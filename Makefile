@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CRDS := build/crds/.there
+PEERS := build/peers/.there
 ROLLOUT_ARGS ?= --env math --tasks 16 --samples 4 --engines 2 --max-step-tokens 512 --overwrite --out runs/math.zarr
 
 # Pure tests start neither a Dask cluster nor vLLM; they run beside each other, a file in one process, long files first.
@@ -34,7 +35,7 @@ rollout: $(STAMP)
 # Stages that mostly wait, or that use one core, run beside another one. The second hash seed is for what decides or
 # counts: files, processes and command lines do not depend on it. Tests with `hash_seed` in their name set hash seeds
 # themselves.
-test: browser $(CRDS)
+test: browser $(CRDS) $(PEERS)
 	$(BIN)/python scripts/test_times.py begin
 	$(STAGE) lint $(MAKE) lint + docs $(MAKE) docs
 	HEDDLE_SITE=$(CURDIR)/build/docs PYTHONHASHSEED=0 $(STAGE) pure $(TWICE) pure $(PARALLEL) -m "$(PURE)" \
@@ -45,7 +46,7 @@ test: browser $(CRDS)
 	$(BIN)/python scripts/test_times.py summary
 
 # What takes minutes and protects a release, not a change; run it before one.
-test-long: browser $(CRDS)
+test-long: browser $(CRDS) $(PEERS)
 	$(BIN)/python scripts/test_times.py begin
 	PYTHONHASHSEED=0 $(STAGE) long $(TWICE) long $(TWO) -m "long and not slurm" $(LONG_FILES)
 	$(BIN)/python scripts/test_times.py summary
@@ -86,6 +87,14 @@ browser:
 # The schemas for docs/kubernetes.md. The wheel is read, not installed: it would slow every `dask` command down.
 $(CRDS): tests/repository/kubernetes-wheel.txt $(STAMP)
 	$(BIN)/python -m pip download -q --no-deps --require-hashes -d $(@D) -r tests/repository/kubernetes-wheel.txt
+	touch $@
+
+# Wheels of other projects, whose own tasks and environments are used unchanged in tests; some want a later Python.
+$(PEERS): tests/repository/peer-wheels.txt $(STAMP)
+	rm -rf $(@D)
+	$(BIN)/python -m pip download -q --no-deps --require-hashes --only-binary :all: --python-version 3.13 \
+	  -d $(@D)/wheels -r tests/repository/peer-wheels.txt
+	for wheel in $(@D)/wheels/*.whl; do $(BIN)/python -m zipfile -e $$wheel $(@D)/site || exit 1; done
 	touch $@
 
 # The images of docs/dashboard.md, from a simulated rollout.

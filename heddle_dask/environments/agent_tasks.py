@@ -19,11 +19,14 @@ from heddle_dask.environments.task_sets.row_files import ROW_ENDINGS
 
 # Names instead of classes: each class is imported on demand, with its own dependencies.
 KINDS = {
+    "harbor": "heddle_dask.environments.task_sets.harbor:HarborTasks",
     "prompts": "heddle_dask.environments.task_sets.prompts:Prompts",
 }
+_SIGNS = {"harbor": "task.toml"}
 FORMS = (
-    f"allowed are a file of rows ({', '.join(ROW_ENDINGS)}), a folder of them or one that `datasets` has saved, with "
-    f":SPLIT where it has several; KIND:PATH with a kind of {', '.join(KINDS)}; and package.module:object"
+    f"allowed are a folder of Harbor's tasks, a file of rows ({', '.join(ROW_ENDINGS)}), a folder of them or one that "
+    f"datasets has saved, with :SPLIT where it has several; KIND:PATH with a kind of {', '.join(KINDS)}; and "
+    "package.module:object"
 )
 Chosen = TypeVar("Chosen")
 
@@ -140,7 +143,7 @@ def load_agent_tasks(text: str, *, options: Mapping[str, Any] | None = None) -> 
 
 def _kind_of(path: Path, text: str) -> str:
     """The kind of what is at a path."""
-    return "prompts"
+    return next((kind for kind, holds in _SIGNS.items() if any(path.rglob(holds))), "prompts")
 
 
 def _class_of(kind: str) -> Any:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -118,17 +118,21 @@ _LEFT_OUT += ["pydoc_data", "distutils"]
 _EXTENSIONS = ["lib-dynload", "*.so", "*.a", "xml*", "sqlite3", "multiprocessing"]
 
 
-def small_root(root: Path, *, with_python: bool = True, with_extensions: bool = False) -> Path:
+def small_root(
+    root: Path, *, with_python: bool = True, with_extensions: bool = False, tools: Sequence[str] = ()
+) -> Path:
     """A root file system with a shell, some tools, and the Python that runs this, from this machine's own files.
 
     Parameters
     ----------
     with_extensions
         Whether its Python has the modules of the standard library that are not written in Python, such as ctypes.
+    tools
+        Further programs of this machine.
     """
     for folder in ("bin", "etc", "usr", "tmp"):
         (root / folder).mkdir(parents=True)
-    programs = [found for tool in _TOOLS if (found := shutil.which(tool, path="/bin:/usr/bin"))]
+    programs = [found for tool in (*_TOOLS, *tools) if (found := shutil.which(tool, path="/bin:/usr/bin"))]
     for program in programs:
         shutil.copy(program, root / "bin")
     if with_python:

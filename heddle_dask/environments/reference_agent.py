@@ -1,0 +1,31 @@
+"""`oracle`: the agent that does what the author of a task did. It tells whether tasks work here at all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from heddle_dask.environments.agent_tasks import AgentTasks
+from heddle_dask.environments.base import Context, Reward, Task
+
+ORACLE = "oracle"
+
+
+class ReferenceAgent:
+    """An environment in which the solution of each task's author is run and verified; no model is asked."""
+
+    def __init__(self, tasks: AgentTasks) -> None:
+        self._tasks = tasks
+
+    @property
+    def name(self) -> str:
+        return f"{ORACLE}:{self._tasks.name}"
+
+    def tasks(self, count: int, seed: int) -> Sequence[Task]:
+        return self._tasks.tasks(count, seed)
+
+    async def solve(self, task: Task, ctx: Context) -> float | Reward | None:
+        """Run the solution in the sandbox of the task, and verify what it left."""
+        async with ctx.sandbox(**self._tasks.sandbox(task)) as box:
+            await self._tasks.prepare(task, box)
+            await self._tasks.run_reference(task, box)
+            return await self._tasks.verify(task, box, ctx)

@@ -1,0 +1,109 @@
+"""Tasks of other projects on a real cluster: the solutions of their authors are run and verified in sandboxes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from worlds.image_files import ImageFiles, layer_of, small_root
+from worlds.live_world import emulated, run
+from worlds.shared_cluster import shared_cluster
+
+from heddle_dask.environments.agent_tasks import load_agent_tasks
+from heddle_dask.environments.reference_agent import ReferenceAgent
+from heddle_dask.environments.task_sets.harbor import HarborTasks
+from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.records.trajectory import TrajectoryRecord
+
+pytestmark = [pytest.mark.cluster, pytest.mark.skipif(not shutil.which("bwrap"), reason="no bwrap")]
+HARBOR = Path(__file__).parents[2] / "build" / "peers" / "site" / "harbor" / "cli"
+TOOLS = ("bash", "chmod", "grep", "sed", "diff", "patch", "git")
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """What a task would take from ``python:3.13-slim``, of this machine's own files."""
+    folder = tmp_path_factory.mktemp("image")
+    root = small_root(folder / "root", tools=TOOLS)
+    yield str(ImageFiles([layer_of(root)], {"Env": ["PATH=/bin"]}).docker_tar(folder / "image.tar"))
+    shutil.rmtree(folder)
+
+
+def annotating(folder: Path, answer: str) -> None:
+    """A task as Harbor's own command `annotate` assembles it, with a solution."""
+    template = HARBOR / "annotator" / "annotate-task-template"
+    shutil.copytree(template, folder)
+    shutil.copytree(HARBOR / "template-task", folder / "environment" / "task")
+    told = (HARBOR / "annotator" / "annotate-task.md").read_text()
+    parts = {
+        "task_path": "/app/task",
+        "file_tree": "",
+        "result_filename": "annotate-result.json",
+        "output_schema": "{}",
+    }
+    (folder / "instruction.md").write_text(told.format(**parts))
+    (folder / "solution").mkdir()
+    # The files of the environment are where the instruction says.
+    check = "#!/bin/bash\nset -e\ngrep -q schema_version /app/task/task.toml\n"
+    (folder / "solution" / "solve.sh").write_text(f"{check}cat > annotate-result.json <<'END'\n{answer}\nEND\n")
+
+
+def built(folder: Path) -> None:
+    """A task with a Dockerfile, variables, and several rewards."""
+    files = {
+        "task.toml": '[verifier]\nenv = { LIMIT = "3" }\n[solution]\nenv = { WORD = "three" }\n',
+        "instruction.md": "Write the word into /srv/app/word.",
+        "environment/Dockerfile": "FROM python:3.13-slim\nENV KIND=plain\nWORKDIR /srv/app\nCOPY data/ in/\n"
+        "RUN cat in/deep/words > known && echo $KIND >> known\n",
+        "environment/data/deep/words": "one\ntwo\n",
+        "solution/solve.sh": "#!/bin/bash\necho $WORD > word\ncp known seen 2>/dev/null || cat known > seen\n",
+        "tests/test.sh": "#!/bin/bash\npython3 /tests/check.py\n",
+        "tests/check.py": "import json, os\n"
+        "lines = open('seen').read().split() + open('word').read().split()\n"
+        "found = {'reward': ' '.join(lines) == 'one two plain three', 'lines': len(lines) / int(os.environ['LIMIT'])}\n"
+        "json.dump({k: float(v) for k, v in found.items()}, open('/logs/verifier/reward.json', 'w'))\n",
+    }
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+async def attempted(client: Any, tasks: Any, model: str, count: int) -> dict[str, TrajectoryRecord]:
+    rollout = Rollout(client, env=ReferenceAgent(tasks), model=model, engines=emulated(model), seed=0)
+    batch = await rollout.run(count)
+    assert [(each.status, each.detail) for each in batch] == [("completed", "")] * count
+    return {each.task_id: each for each in batch}
+
+
+def test_tasks_of_harbor_are_verified_as_there(model_dir: str, image: str, tmp_path: Path) -> None:
+    if not HARBOR.is_dir():
+        pytest.skip("Harbor's wheel is not in build/peers: `make test` brings it")
+    annotating(tmp_path / "set" / "good", json.dumps({"readme": "# A task", "description": "It does nothing."}))
+    annotating(tmp_path / "set" / "bad", json.dumps({"readme": ""}))
+    built(tmp_path / "set" / "built")
+    built(tmp_path / "set" / "silent")
+    (tmp_path / "set" / "silent" / "tests" / "test.sh").write_text("#!/bin/bash\necho no network here\nexit 7\n")
+    (tmp_path / "set" / "images.toml").write_text(f'"python:3.13-slim" = "{image}"\n')
+    tasks = load_agent_tasks(str(tmp_path / "set"))
+    assert isinstance(tasks, HarborTasks) and not tasks.refused
+
+    async def body() -> None:
+        async with shared_cluster(1) as client:
+            found = await attempted(client, tasks, model_dir, 4)
+            assert {name: each.reward for name, each in found.items()} == {
+                "bad": 0.0,
+                "built": 1.0,
+                "good": 1.0,
+                "silent": None,
+            }
+            assert found["built"].reward_parts == {"lines": 4 / 3}
+            assert "readme must be a non-empty string" in found["bad"].metadata["tests_said"]
+            told = found["silent"].metadata
+            assert (told["tests_exit_code"], told["tests_said"].strip()) == (7, "no network here")
+            assert told["unknown"] == "the tests wrote no reward"
+
+    run(body())
