@@ -71,7 +71,7 @@ class Choice:
     message
         Content, thinking and calls; the calls have ids.
     raw
-        The sampled text with nothing taken out: what was streamed is its beginning.
+        The sampled text with nothing taken out but the token that ends the turn: what was streamed is its beginning.
     token_ids, logprobs
         As they were sampled.
     """
@@ -124,7 +124,11 @@ class OrderRefused(HeddleError):
 
 
 OnText = Callable[[int, str], None]
-"""Takes the number of a choice and the text that was sampled of it since the last call, special tokens kept."""
+"""Takes the number of a choice and the text that was sampled of it since the last call, in the event loop.
+
+Special tokens are kept, but for the one that ends the turn. Where the prompt has opened the thinking, the text begins
+with its marker (``<think>``), so that it can be told from what is said.
+"""
 
 
 class Exchange(Protocol):
