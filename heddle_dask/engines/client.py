@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from heddle_dask.core.ids import PolicyVersion
@@ -19,7 +19,7 @@ from heddle_dask.engines.contract import (
     KvImport,
     WeightInstallation,
 )
-from heddle_dask.engines.dialect import Dialect, ReadingDialect
+from heddle_dask.engines.dialect import Dialect, ReadingDialect, StreamingDialect
 from heddle_dask.engines.kv_transfer import KvTransferClient
 from heddle_dask.engines.weight_update import WeightUpdateClient
 from heddle_dask.http_client import failures
@@ -45,10 +45,17 @@ class EngineClient(EngineConnection):
         """Steps that the engine ran to their end. An abort is none: a front end answers it without the engine."""
         return self._steps_ended
 
-    async def generate(self, request: GenerateRequest) -> GenerateResult:
+    async def generate(
+        self, request: GenerateRequest, on_tokens: Callable[[list[int]], None] | None = None
+    ) -> GenerateResult:
         """Run one LLM step and wait for its end, however long it takes.
 
         Cancelling the call closes the connection, and the engine drops the request.
+
+        Parameters
+        ----------
+        on_tokens
+            Takes tokens of a request that `streams` as they come, where the engine sends them before its answer.
 
         Raises
         ------
@@ -58,7 +65,7 @@ class EngineClient(EngineConnection):
             The engine declined the request; carries its message.
         """
         with self._flying(request.request_id):
-            result = await self._generate(self._dialect.generate_body(request))
+            result = await self._generate(self._dialect.generate_body(request), on_tokens)
         self._steps_ended += result.finish_reason != "abort"
         return result
 
@@ -165,7 +172,7 @@ class EngineClient(EngineConnection):
         finally:
             self._streams.discard(response)
 
-    async def _generate(self, body: bytes) -> GenerateResult:
+    async def _generate(self, body: bytes, on_tokens: Callable[[list[int]], None] | None) -> GenerateResult:
         submitted = time.monotonic()
         try:
             async with self._open().post(
@@ -181,7 +188,28 @@ class EngineClient(EngineConnection):
                 with self._streaming(response):
                     first = await response.content.readany()
                     first_at = time.monotonic()
-                    answer = first + await response.content.read()
+                    if on_tokens is None or not isinstance(self._dialect, StreamingDialect):
+                        answer = first + await response.content.read()
+                    else:
+                        answer = await _told(first, response, self._dialect, on_tokens)
         except failures() as error:
             raise self._unreachable(error) from error
         return self._dialect.result_of_stream(answer, first_at - submitted, time.monotonic() - first_at)
+
+
+async def _told(
+    first: bytes, response: aiohttp.ClientResponse, dialect: StreamingDialect, on_tokens: Callable[[list[int]], None]
+) -> bytes:
+    """The whole of a stream that began with `first`; tells of the tokens of each whole event as it comes."""
+    pieces, open_event = [first], first
+    while True:
+        events, end, rest = open_event.rpartition(b"\n\n")
+        if end:
+            open_event = rest
+            if tokens := dialect.tokens_of_events(events + end):
+                on_tokens(tokens)
+        piece = await response.content.readany()
+        if not piece:
+            return b"".join(pieces)
+        pieces.append(piece)
+        open_event += piece

@@ -179,12 +179,15 @@ class GenerateRequest:
         The whole context.
     priority
         The engine's sign: smaller runs first.
+    streams
+        Whether its tokens are to come while it runs, a few at a time.
     """
 
     request_id: str
     token_ids: Sequence[int]
     sampling: SamplingParams
     priority: int = 0
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)

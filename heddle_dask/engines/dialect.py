@@ -83,6 +83,14 @@ class ReadingDialect(Dialect, Protocol):
 
 
 @runtime_checkable
+class StreamingDialect(Dialect, Protocol):
+    """The part of a `Dialect` for engines that send tokens while a step runs (`GenerateRequest.streams`)."""
+
+    def tokens_of_events(self, body: bytes, /) -> list[int]:
+        """The tokens in some whole server-sent events."""
+
+
+@runtime_checkable
 class KvDialect(Dialect, Protocol):
     """The part of a `Dialect` for moves of KV between engines. An engine whose dialect lacks it moves none."""
 

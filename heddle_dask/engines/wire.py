@@ -58,6 +58,8 @@ KV_USE = "vllm:kv_cache_usage_perc"
 _DEFAULT_LEASE_S = 30
 
 _ONE_CHUNK_TOKENS = 1 << 30
+STREAMED_TOKENS = 4
+"""Tokens in each event of a step whose tokens come while it runs: each costs the engine's front end a message."""
 _FINISH_REASONS = ("stop", "length", "abort")
 _compact = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
@@ -71,7 +73,7 @@ def generate_body(request: GenerateRequest) -> bytes:
         "logprobs": 0,
         "ignore_eos": sampling.ignore_eos,
         "detokenize": False,
-        "stream_interval": _ONE_CHUNK_TOKENS,
+        "stream_interval": STREAMED_TOKENS if request.streams else _ONE_CHUNK_TOKENS,
     }
     if sampling.seed is not None:
         params["seed"] = sampling.seed
@@ -360,6 +362,16 @@ def result_of_stream(body: bytes, first_s: float, decode_s: float) -> GenerateRe
         if event.startswith(b"data: ") and not event.startswith(b"data: [DONE]"):
             gathered.add(_parsed(event[6:]))
     return gathered.result(first_s, decode_s)
+
+
+def tokens_of_events(body: bytes) -> list[int]:
+    """The tokens in some whole server-sent events, each of which ends with an empty line."""
+    found: list[int] = []
+    for event in body.split(b"\n\n"):
+        if event.startswith(b"data: {"):
+            for choice in _parsed(event[6:]).get("choices") or ():
+                found += choice.get("token_ids") or ()
+    return found
 
 
 def _parsed(body: bytes) -> Mapping[str, Any]:

@@ -344,6 +344,30 @@ def test_an_abort_returns_what_there_is_and_the_step_goes_on_from_the_cache(engi
     engine.tell(scenario)
 
 
+def test_tokens_come_while_the_step_runs_and_are_those_of_the_answer(engine):
+    async def scenario(client: EngineClient) -> None:
+        whole = await client.generate(_step(_prompt(30, 8), 300))
+        pieces: list[list[int]] = []
+        told = await client.generate(replace(_step(_prompt(30, 8), 300), streams=True), pieces.append)
+        assert len(pieces) > 3
+        assert tuple(token for piece in pieces for token in piece) == told.token_ids == whole.token_ids
+        _check(told)
+        # One that is aborted midway has told of no token that it did not sample.
+        pieces.clear()
+        request = replace(_step(_prompt(30, 9), 1400), streams=True)
+        running = asyncio.ensure_future(client.generate(request, pieces.append))
+        while not pieces:
+            await asyncio.sleep(0.005)
+        await client.abort([request.request_id])
+        part = await running
+        sent = tuple(token for piece in pieces for token in piece)
+        assert part.token_ids[: len(sent)] == sent
+        with pytest.raises(EngineRefused):
+            await client.generate(replace(_step(_prompt(MAX_MODEL_LEN), 5), streams=True), pieces.append)
+
+    engine.tell(scenario)
+
+
 def test_an_abort_right_behind_the_step_still_finds_it(engine):
     async def scenario(client: EngineClient) -> None:
         request = _step(_prompt(10), 1500)

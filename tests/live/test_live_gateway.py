@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -64,5 +66,44 @@ def test_requests_are_steps(model_dir: str) -> None:
             for record in records:
                 assert record.status == "completed", record.detail
                 assert len(record.steps) == 2 and record.metadata["gateway"]["requests"] == 2
+
+    run(body())
+
+
+class Streaming(Asking):
+    """An agent that reads a reply as it comes, and one that goes away in the middle of it."""
+
+    name = "streaming"
+
+    async def solve(self, task: Task, ctx: Context) -> float:
+        gate = await ctx.gateway()
+        pieces: list[str] = []
+        async for piece in stream(gate, "count"):
+            pieces.append(piece)
+        assert len(pieces) > 3, "it came as it was sampled"
+        ctx.metadata["text"] = "".join(pieces)
+        async for _ in stream(gate, "count", max_tokens=2000):
+            break
+        return float(len(pieces))
+
+
+async def stream(gate: AgentGateway, text: str, max_tokens: int = 100) -> AsyncIterator[str]:
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "stream": True}
+    async with (
+        aiohttp.ClientSession(headers={"Authorization": f"Bearer {gate.key}"}) as session,
+        session.post(f"{gate.loopback_url}/v1/chat/completions", json=body) as answer,
+    ):
+        async for line in answer.content:
+            if line.startswith(b"data: "):
+                yield json.loads(line[6:])["text"]
+
+
+def test_text_comes_as_it_is_sampled(model_dir: str) -> None:
+    async def body() -> None:
+        async with shared_cluster(1) as client:
+            engines = emulated(model_dir, seconds_per_token=0.01, emulation={"mean_length_tokens": 100000})
+            async with Rollout(client, env=Streaming(), model=model_dir, engines=engines) as rollout:
+                (record,) = await rollout.run(1)
+            assert record.status == "completed", record.detail
 
     run(body())

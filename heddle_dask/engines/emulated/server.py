@@ -7,10 +7,12 @@ and restarts their counts.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 from aiohttp import web
 
@@ -22,9 +24,11 @@ from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine
 from heddle_dask.engines.emulated.traits import EmulatedFaults, traits_of
 from heddle_dask.engines.emulated.weight_update import EmulatedWeightUpdates, LoadFailed, json_object
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.engines.wire import COUNTERS_PATH, GENERATED_TOKENS, KV_USE
+from heddle_dask.engines.wire import COUNTERS_PATH, GENERATED_TOKENS, KV_USE, STREAMED_TOKENS
 
 _LONGEST_BODY_BYTES = 1 << 28
+# Seconds between two looks at a step whose tokens are sent as they are sampled.
+_STREAM_S = 0.02
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -117,7 +121,7 @@ class EmulatedServer:
         use = context_tokens / (self._kv_blocks * self._cost.block_tokens)
         return f"{GENERATED_TOKENS} {float(tokens)}\n{KV_USE} {use}\n"
 
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await json_object(request)
         if body.get("request_id") != WARM_UP_REQUEST_ID:
             self._received += 1
@@ -132,12 +136,41 @@ class EmulatedServer:
                 self._stuck_at = self._counted()
             if _over(self._received, self._faults.refuse_after_requests):
                 return _error(500, "failed as asked (fault)")
+        if self._stuck_at is None and _streams(body):
+            return await self._streamed(request, body)
         answer = "" if self._stuck_at is not None else await self._transfers.run(body)
         if self._faults.kv_blocks_expired:
             self._transfers.let_go_of_all()
         if self._hangs or self._stuck_at is not None:
             await asyncio.Event().wait()
         return web.Response(body=answer.encode(), content_type="application/json")
+
+    async def _streamed(self, request: web.Request, body: Mapping[str, Any]) -> web.StreamResponse:
+        """Answer with tokens as they are sampled; a step that ends before the first look is one object."""
+        name = str(body.get("request_id", ""))
+        response: web.StreamResponse | None = None
+        sent = 0
+        running = asyncio.ensure_future(self._transfers.run(body))
+        try:
+            while not (await asyncio.wait({running}, timeout=_STREAM_S))[0]:
+                step, sampled = self._engine.running(name)
+                if step is not None and sampled > sent:
+                    if response is None:
+                        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+                        await response.prepare(request)
+                    await response.write(step.part(sent, sampled).encode())
+                    sent = sampled
+        finally:
+            running.cancel()
+        answer = running.result()
+        if response is None:
+            return web.Response(body=answer.encode(), content_type="application/json")
+        last = json.loads(answer)
+        choice = last["choices"][0]
+        choice["token_ids"] = choice["token_ids"][sent:]
+        choice["logprobs"]["content"] = choice["logprobs"]["content"][sent:]
+        await response.write(f"data: {json.dumps(last)}\n\ndata: [DONE]\n\n".encode())
+        return response
 
     async def _abort(self, request: web.Request) -> web.Response:
         names = (await json_object(request)).get("request_ids")
@@ -159,6 +192,12 @@ class EmulatedServer:
         self._received = 0
         self._engine.set_slow_factor(self._faults.slow_factor)
         return web.json_response({"status": "set"})
+
+
+def _streams(body: Mapping[str, Any]) -> bool:
+    """Whether the answer is to come in pieces: vLLM is asked for a piece that no step fills where it is not."""
+    sampling = body.get("sampling_params") or {}
+    return bool(body.get("stream")) and sampling.get("stream_interval") == STREAMED_TOKENS
 
 
 def _over(received: int, allowed: int | None) -> bool:

@@ -96,6 +96,16 @@ class Step:
             if start < end
         ]
 
+    def part(self, start: int, stop: int) -> str:
+        """Some of its tokens as an event of a stream, in the form of vLLM's."""
+        self.prepare()
+        assert self._texts is not None
+        token_ids, content = self._texts
+        return (
+            f'data: {{"choices":[{{"index":0,"finish_reason":null,"token_ids":[{",".join(token_ids[start:stop])}],'
+            f'"logprobs":{{"content":[{",".join(content[start:stop])}]}}}}]}}\n\n'
+        )
+
     def answer(self, model: str, scale: float, kept: Mapping[str, Any] | None = None) -> str:
         """The JSON answer, in the form of vLLM's; `scale` turns model seconds into real ones.
 
@@ -270,6 +280,13 @@ class EmulatedEngine:
     def scale(self) -> float:
         """Real seconds per model second."""
         return self._scale
+
+    def running(self, request_id: str) -> tuple[Step | None, int]:
+        """The latest running step of this name, and how many tokens it has sampled; None and 0 where there is none."""
+        self._settle(self._batch.advance(self._now_s()))
+        self._arm()
+        steps = self._by_id.get(request_id)
+        return (steps[-1], self._batch.sampled_tokens(steps[-1].job)) if steps else (None, 0)
 
     def counters(self) -> tuple[int, int]:
         """Tokens sampled since the engine's start, and context tokens in the batch now."""

@@ -13,6 +13,7 @@ from heddle_dask.core.ids import ActionId, EngineId, HostId, StepId, TrajectoryI
 from heddle_dask.core.resources import CPUS, Resources
 from heddle_dask.engines.contract import NOTHING_GENERATED, GenerateResult, ReplyReading, SamplingParams
 from heddle_dask.live.wire.codec import WireValue
+from heddle_dask.live.wire.gateway_messages import TextTarget
 
 # Dask requires a tuple: kind of the task, session, trajectory or action, step index, attempt.
 Key = tuple[str, str, str, int, int]
@@ -88,6 +89,7 @@ class StepCall:
     delta: bytes
     sampling: SamplingParams
     reading: ReplyReading | None = None  # how its engine is to read the reply; None: not
+    text_to: TextTarget | None = None  # where its text goes while it runs; None: nowhere
 
     @property
     def body_bytes(self) -> int:

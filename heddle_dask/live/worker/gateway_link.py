@@ -92,6 +92,7 @@ class GatewayLink:
                         self._settle(number, AnswerBody.refusal(reason, "failed"))
         for number in list(self._open):
             self._settle(number, AnswerBody.refusal("the tool worker of this gateway has gone", "failed"))
+        self._writer.close()
 
     def _settle(self, number: int, body: AnswerBody) -> None:
         order = self._open.get(number)

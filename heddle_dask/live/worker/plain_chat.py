@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 
@@ -22,15 +23,21 @@ def gateway_application(exchange_of: Callable[[str], Exchange]) -> web.Applicati
         messages = tuple(ChatMessage(each["role"], each["content"]) for each in body["messages"])
         order = StepOrder(messages, max_tokens=body.get("max_tokens"), streams=bool(body.get("stream")))
         stream = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        sent: list[str] = []
         texts: list[str] = []
-        if order.streams:
-            await stream.prepare(request)
+        queue: asyncio.Queue[str | None] = asyncio.Queue()
 
         def on_text(choice: int, text: str) -> None:
-            texts.append(text)
+            queue.put_nowait(text)
+
+        async def write() -> None:
+            await stream.prepare(request)
+            while (text := await queue.get()) is not None:
+                texts.append(text)
+                await stream.write(f"data: {json.dumps({'text': text})}\n\n".encode())
 
         try:
+            if order.streams:
+                writing = asyncio.ensure_future(write())
             answer = await exchange_of(key).answer(order, on_text if order.streams else None)
         except OrderRefused as error:
             return web.json_response(
@@ -39,9 +46,10 @@ def gateway_application(exchange_of: Callable[[str], Exchange]) -> web.Applicati
         if not order.streams:
             message = {"role": "assistant", "content": answer.choices[0].message.content}
             return web.json_response({"choices": [{"message": message}], "usage": {}})
-        for text in (*texts, answer.choices[0].raw[len("".join(texts)) :]):
-            sent.append(text)
-            await stream.write(f"data: {json.dumps({'text': text})}\n\n".encode())
+        queue.put_nowait(None)
+        await writing
+        rest = answer.choices[0].raw[len("".join(texts)) :]
+        await stream.write(f"data: {json.dumps({'text': rest, 'end': True})}\n\n".encode())
         return stream
 
     application = web.Application()

@@ -85,6 +85,7 @@ from heddle_dask.live.worker.engine_host import EXIT_NOTICED_S, EngineHost, Watc
 from heddle_dask.live.worker.own_gpus import node_name
 from heddle_dask.live.worker.rejoin import comes_back
 from heddle_dask.live.worker.reply_reading import read_by_engine
+from heddle_dask.live.worker.step_text import TextSender
 from heddle_dask.live.worker.weight_keeper import WeightKeeper
 
 PLUGIN_NAME = ENGINE_PLUGIN
@@ -154,6 +155,7 @@ class RolloutWorker(WorkerPlugin):
         self._announcements = Announcements(worker)
         self._send = self._announcements.send
         self._contexts = ContextCache()
+        self._texts = TextSender(worker)
         weights = os.environ.get(WEIGHTS_VARIABLE) or Path(worker.local_directory).parent / "heddle-weights"
         # Not within: copies of models make room there for each other.
         published = Path(f"{weights}-published")
@@ -188,6 +190,7 @@ class RolloutWorker(WorkerPlugin):
     async def teardown(self, worker: Worker) -> None:
         if self.worker is not None:
             self._torn_down = True
+            self._texts.close()
             self._weights.close()
             dask.restore_threads(worker, self._threads)
             async with self._changing:
@@ -366,10 +369,11 @@ class RolloutWorker(WorkerPlugin):
             token_ids=context.token_ids.tolist(),
             sampling=call.sampling,
             priority=engine_priority(priority),
+            streams=call.text_to is not None,
         )
         self._running[call.key] = request.request_id
         try:
-            return await client.generate(request)
+            return await client.generate(request, await self._texts.taker(self.spec.model, call, request.token_ids))
         finally:
             del self._running[call.key]
 

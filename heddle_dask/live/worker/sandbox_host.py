@@ -11,10 +11,11 @@ from typing import Any
 
 from distributed import get_worker
 
-from heddle_dask.core.errors import HeddleError
+from heddle_dask.core.errors import BadInput, HeddleError
 from heddle_dask.isolation.granted import granted
 from heddle_dask.live.wire.transport import send
 from heddle_dask.live.wire.worker_messages import SilenceReport
+from heddle_dask.live.worker.gateway_host import SOCKET_NAME, GatewayHost
 from heddle_dask.sandbox.images.cache import images_directory, sweep
 from heddle_dask.sandbox.program_files import reap_folders
 from heddle_dask.sandbox.stateful.contract import WORKERS_GATEWAY, SandboxFailed, SandboxSpec, StatefulSandbox
@@ -46,7 +47,14 @@ def _remote(name: str, spec: SandboxSpec) -> StatefulSandbox:
 
 
 async def gateway_socket() -> str:
-    """Path of the Unix socket of the gateway beside this worker."""
+    """Path of the Unix socket of the gateway beside this worker, which is started by this."""
+    for plugin in get_worker().plugins.values():
+        host = getattr(plugin, "gateway", None)
+        if isinstance(host, GatewayHost):
+            try:
+                return str(Path((await host.place()).directory) / SOCKET_NAME)
+            except BadInput as error:
+                raise SandboxFailed(f"sandbox: {error}") from None
     raise SandboxFailed("sandbox: no gateway beside this worker")
 
 

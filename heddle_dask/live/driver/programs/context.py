@@ -27,6 +27,7 @@ from heddle_dask.engines.contract import GenerateResult, ReplyReading, SamplingP
 from heddle_dask.environments.actions import FunctionCall, ServiceCall
 from heddle_dask.environments.base import NO_PROGRESS, Context, Reply, Role
 from heddle_dask.environments.function_tools import ToolTurns
+from heddle_dask.live.driver.connection.gateway_orders import TEXT_TO
 from heddle_dask.live.driver.programs.action_calls import ActionCalls
 from heddle_dask.live.driver.programs.branch import Branch, BranchPort, Recorded, Services, fork_seed
 from heddle_dask.live.driver.programs.gateway import LiveGateway, PlainSession
@@ -250,7 +251,7 @@ class LiveContext(Context):
         )
         contexts = [self, *(self.fork() for _ in range(1, options.n))]
         for number, context in enumerate(contexts):
-            context._open_step(with_seed_of(sampling, number))
+            context._open_step(with_seed_of(sampling, number), number)
         try:
             with self._branch.tree.waiting():
                 await side_by_side([context._finish_step() for context in contexts])
@@ -277,7 +278,8 @@ class LiveContext(Context):
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def _open_step(self, sampling: SamplingParams) -> None:
+    def _open_step(self, sampling: SamplingParams, choice: int) -> None:
+        text_to = TEXT_TO.get()
         self._open = OpenStep(
             index=self._next_step,
             start=len(self.record),
@@ -287,6 +289,7 @@ class LiveContext(Context):
             attempt=self._given_up,
             send_all=self._given_up > 0,
             reading=self._reading(),
+            text_to=None if text_to is None else replace(text_to, choice=choice),
         )
 
     async def _finish_step(self) -> None:

@@ -22,6 +22,7 @@ from heddle_dask.engines.contract import ReplyReading, SamplingParams
 from heddle_dask.live.driver.connection.submission import Interrupted
 from heddle_dask.live.driver.options import Budget, Sampling
 from heddle_dask.live.driver.programs.branch import BranchPort, ReplayDiverged
+from heddle_dask.live.wire.gateway_messages import TextTarget
 from heddle_dask.live.wire.messages import StepCall, StepResult
 from heddle_dask.live.wire.result_codec import context_crc, step_body, step_from_body
 from heddle_dask.records.token_record import TokenRecord
@@ -131,6 +132,7 @@ class OpenStep:
     engine_s: float = 0.0
     last: StepResult | None = None
     reading: ReplyReading | None = None  # how the engine is to read the reply
+    text_to: TextTarget | None = None  # where its text goes while it runs
 
     @property
     def finished(self) -> bool:
@@ -267,6 +269,7 @@ class StepAnswers:
             delta=delta,
             sampling=replace(step.sampling, max_tokens=step.tokens_left, seed=self._seed_of(step)),
             reading=None if step.reading is None else replace(step.reading, sampled_tokens=step.generated),
+            text_to=None if step.text_to is None else replace(step.text_to, sampled_tokens=step.generated),
         )
         try:
             return await self._port.services.submitter.step(call, request)
