@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 from heddle_dask.cli.doctor.command import doctor
+from heddle_dask.cli.eval.command import evaluate
 from heddle_dask.cli.export import export
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.plan.command import plan
@@ -49,6 +50,7 @@ def bench(words: tuple[str, ...]) -> NoReturn:
 
 heddle.add_command(rollout)
 heddle.add_command(train)
+heddle.add_command(evaluate)
 heddle.add_command(show)
 heddle.add_command(export)
 heddle.add_command(top)

@@ -90,6 +90,11 @@ class EvaluationFile:
     def with_batches(self, identity: ArmIdentity, batches: Sequence[AttemptBatch]) -> EvaluationFile:
         return EvaluationFile(self.seed, {**self.arms, identity.slug: PlannedArm(identity, tuple(batches))})
 
+    def batches_of(self, identity: ArmIdentity) -> tuple[AttemptBatch, ...]:
+        """Those that were written down for an arm."""
+        known = self.arms.get(identity.slug)
+        return () if known is None else known.batches
+
     def write(self, directory: Path) -> None:
         """Write it beside its place and rename it: a reader never sees half of it."""
         content = {
