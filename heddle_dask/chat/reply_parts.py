@@ -19,13 +19,27 @@ def answer_of(text: str, *, thinking_opened: bool = False) -> str:
     >>> answer_of("<think>\\nIs it 4? Yes.\\n</think>\\n\\n4")
     '4'
     """
-    thinks = thinking_opened
+    return parts_of(text, thinking_opened=thinking_opened)[1]
+
+
+def parts_of(text: str, *, thinking_opened: bool = False) -> tuple[str, str]:
+    """The thinking of a reply, and what it says behind that, as `answer_of`.
+
+    Examples
+    --------
+    >>> parts_of("Is it 4? Yes.\n</think>\n\n4", thinking_opened=True)
+    ('Is it 4? Yes.', '4')
+    """
+    thoughts, thinks = [], thinking_opened
     while True:
         before, opened, behind = text.partition(OPEN)
         if opened and not before.strip():
             thinks, text = True, behind
         thinking, closed, behind = text.partition(CLOSE)
         if closed and (thinks or OPEN not in thinking):
+            thoughts.append(thinking.strip())
             thinks, text = False, behind.lstrip()
             continue
-        return "" if thinks else text
+        if thinks:
+            thoughts.append(text.strip())
+        return "\n".join(filter(None, thoughts)), "" if thinks else text

@@ -102,6 +102,10 @@ class Reply:
         What the engine's own parsers have read of it, where they have (``--tool-call-parser`` of vLLM).
     step_index
         Number of the step, from 0, counted from the beginning of the conversation: `Context.fork` goes on behind it.
+    cached_tokens
+        Of its prompt, found in the engine's cache.
+    policy_version
+        Of the weights that sampled its first token; -1: unknown.
     context
         The context in which this reply is the last step, to go on from. A copy that is pickled, such as an argument
         of `Context.call`, has None.
@@ -116,6 +120,8 @@ class Reply:
     thinking_opened: bool = False
     read: ReadReply | None = None
     step_index: int = 0
+    cached_tokens: int = 0
+    policy_version: int = -1
     # Typed for programs, whose replies all have one.
     context: Context = field(default=None, repr=False, compare=False)  # type: ignore[assignment]
 

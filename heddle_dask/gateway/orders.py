@@ -42,6 +42,9 @@ class StepOrder:
         Of this try of the request, unique in the gateway; names it when the client has gone.
     streams
         Whether the client wants the text as it comes.
+    is_retry
+        Whether the client says that it has asked for this before (``x-stainless-retry-count``): it then joins the same
+        order, if that is still running.
     """
 
     messages: tuple[ChatMessage, ...]
@@ -60,6 +63,7 @@ class StepOrder:
     idempotency_key: str = ""
     request_id: str = ""
     streams: bool = False
+    is_retry: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class Choice:
         The sampled text with nothing taken out but the token that ends the turn: what was streamed is its beginning.
     token_ids, logprobs
         As they were sampled.
+    stopped_by
+        The stop text that has ended it; `raw` has that text, the message has not.
     """
 
     message: ChatMessage
@@ -81,6 +87,7 @@ class Choice:
     raw: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
+    stopped_by: str = ""
 
     @property
     def calls(self) -> tuple[CalledTool, ...]:

@@ -382,6 +382,8 @@ class LiveContext(Context):
             thinking_opened=self._thinking_opened(step.start),
             read=ReadReply.of_message(json.loads(last.read)) if last.read else None,
             step_index=step.index,
+            cached_tokens=step.cached_tokens,
+            policy_version=int(self.record.policy_version[step.start]) if len(ids) else -1,
             context=self,
         )
 

@@ -1,0 +1,432 @@
+"""The requests of an agent as steps of one trajectory: each goes on in the context that has its history, or in a fork.
+
+What was sampled is never tokenised again: a request that repeats it goes on from the stored tokens (`History`). A
+request whose client has gone may come again: for some seconds its step goes on, and later it begins again at the same
+place; whoever asks for it next gets it, once. Equal requests of clients that all wait are parallel samples.
+
+The decisions depend only on the order in which steps are asked for and end. Both are told (`on_event`), so that a
+session is rebuilt by `replay`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from heddle_dask.chat.history import History, Path, Place
+from heddle_dask.core.errors import BadInput, text_of
+from heddle_dask.core.sampling import StructuredOutput
+from heddle_dask.environments.base import Context
+from heddle_dask.gateway.orders import OnText, OrderRefused, StepAnswer, StepOrder
+from heddle_dask.gateway.replies import choice_of, form_of
+
+METADATA = "conversation"
+"""The entry of a trajectory's metadata: turns that came back altered, and requests that needed a fork."""
+GRACE_S = 10.0
+"""Seconds that a step goes on whose clients have gone: those that retry come back in less."""
+
+Outcome = Literal["answered", "aborted", "failed"]
+_Key = tuple[bytes, tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class StepAsked:
+    """A step begins for an order; steps of one session are numbered from 0."""
+
+    number: int
+    order: StepOrder
+
+
+@dataclass(frozen=True, slots=True)
+class StepSettled:
+    """That step has ended."""
+
+    number: int
+    outcome: Outcome
+
+
+SessionEvent = StepAsked | StepSettled
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """An order with what names its conversation.
+
+    Attributes
+    ----------
+    variables
+        Those of the template that its conversation needs.
+    key
+        Equal for orders that ask for the same.
+    """
+
+    order: StepOrder
+    variables: dict[str, Any]
+    path: Path
+    key: _Key
+
+
+@dataclass(slots=True, eq=False)
+class _Step:
+    """A step of one order, which one or more clients wait for, or nobody."""
+
+    number: int
+    request: _Request
+    place: Place
+    branch: int
+    prompt_tokens: int
+    task: asyncio.Task[StepAnswer] | None = None
+    waiting: int = 0
+    timer: asyncio.TimerHandle | None = None
+    gives_up: bool = False
+
+    @property
+    def key(self) -> _Key:
+        return self.request.key
+
+    @property
+    def running(self) -> asyncio.Task[StepAnswer]:
+        assert self.task is not None
+        return self.task
+
+    @property
+    def has_failed(self) -> bool:
+        return self.running.cancelled() or self.running.exception() is not None
+
+
+class GatewaySession:
+    """Answers the orders of one trajectory; implements `heddle_dask.gateway.orders.Exchange`.
+
+    Parameters
+    ----------
+    context
+        Of the trajectory. The first conversation goes on in it, if nothing was appended to it before.
+    grace_s
+        How long a step goes on whose clients have all gone.
+    on_event
+        Told of each step that begins, before anything of it is sampled, and of its end.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        grace_s: float = GRACE_S,
+        on_event: Callable[[SessionEvent], None] = lambda event: None,
+    ) -> None:
+        self._first = context
+        self._variables = context.template_variables
+        self._grace_s = grace_s
+        self._on_event = on_event
+        self._history = History()
+        self._contexts: dict[int, Context] = {}  # by the number of their branch in the history
+        self._steps = 0
+        self._open: list[_Step] = []
+        # Steps that nobody waits for, running or answered: the next equal order takes one.
+        self._unclaimed: defaultdict[_Key, list[_Step]] = defaultdict(list)
+        self._by_idempotency_key: dict[str, _Step] = {}
+        # Tools are long, and the same in all requests of an agent.
+        self._roots: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
+
+    @property
+    def altered_turns(self) -> int:
+        """Sampled turns that came back with another meaning; their text was rendered, masked."""
+        return self._history.altered
+
+    async def answer(self, order: StepOrder, on_text: OnText | None = None) -> StepAnswer:
+        """Run the order as a step, or wait for the one that it repeats; cancelled, the step is aborted after a while.
+
+        Raises
+        ------
+        OrderRefused
+            It cannot be run, or was not.
+        """
+        request = self._request(order)
+        step = await self._repeated(request) or self._begin(request)
+        self._claim(step)
+        try:
+            await asyncio.wait([step.running])
+        except asyncio.CancelledError:
+            self._leave(step)
+            raise
+        step.waiting -= 1
+        return _answer_of(step.running)
+
+    async def count_tokens(self, order: StepOrder) -> int:
+        """Tokens of the prompt that the order would have.
+
+        Raises
+        ------
+        OrderRefused
+            The messages cannot be rendered.
+        """
+        request = self._request(order)
+        place = self._history.place(request.path, order.messages)
+        if place.rests and place.branch is not None:
+            return self._contexts[place.branch].context_tokens
+        return self._tokens(place, request.variables)
+
+    async def replay(self, events: Iterable[SessionEvent]) -> None:
+        """Repeat the steps of a recorded session; the orders that come then get their answers, each once.
+
+        Raises
+        ------
+        Exception
+            What a step raises that has an answer in the recorded session.
+        """
+        steps: dict[int, _Step] = {}
+        for event in events:
+            if isinstance(event, StepAsked):
+                step = steps[event.number] = self._begin(self._request(event.order))
+                self._unclaimed[step.key].append(step)
+                continue
+            step = steps[event.number]
+            if event.outcome == "aborted":
+                await asyncio.sleep(0)  # it has to begin, to be given up
+                self._abort(step)
+            await asyncio.wait([step.running])
+            if event.outcome == "answered":
+                step.running.result()
+
+    async def close(self) -> None:
+        """Abort what runs."""
+        for step in list(self._open):
+            self._abort(step)
+        if self._open:
+            await asyncio.wait([step.running for step in self._open])
+
+    # -- requests that come again ------------------------------------------------------------------
+
+    async def _repeated(self, request: _Request) -> _Step | None:
+        """The step that this request repeats, if it does."""
+        while (step := self._equal_step(request)) is not None and step.gives_up:
+            await asyncio.wait([step.running])
+        return step
+
+    def _equal_step(self, request: _Request) -> _Step | None:
+        name = request.order.idempotency_key
+        if name and (known := self._by_idempotency_key.get(name)):
+            if known.key != request.key:
+                raise OrderRefused("the idempotency key was used with another request", "invalid_request")
+            return known
+        unclaimed = self._unclaimed.get(request.key)
+        if unclaimed:
+            return unclaimed[0]
+        running = [step for step in self._open if step.key == request.key]
+        return next((step for step in running if step.gives_up or request.order.is_retry), None)
+
+    def _claim(self, step: _Step) -> None:
+        """A client waits for the step."""
+        step.waiting += 1
+        self._unlist(step)
+
+    def _unlist(self, step: _Step) -> None:
+        if step.timer is not None:
+            step.timer.cancel()
+            step.timer = None
+        unclaimed = self._unclaimed.get(step.key, [])
+        if step in unclaimed:
+            unclaimed.remove(step)
+            if not unclaimed:
+                del self._unclaimed[step.key]
+
+    def _leave(self, step: _Step) -> None:
+        """A client of the step has gone."""
+        step.waiting -= 1
+        if step.waiting or step.gives_up:
+            return
+        if not step.running.done():
+            step.timer = asyncio.get_running_loop().call_later(self._grace_s, self._abort, step)
+        elif step.has_failed:
+            return
+        self._unclaimed[step.key].append(step)
+
+    def _abort(self, step: _Step) -> None:
+        self._unlist(step)
+        if not step.running.done() and not step.gives_up:
+            step.gives_up = True
+            # Before the context hears of it: a replay must not wait for a step that was given up.
+            self._on_event(StepSettled(step.number, "aborted"))
+            step.running.cancel()
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def _begin(self, request: _Request) -> _Step:
+        """A new step for an order.
+
+        Raises
+        ------
+        OrderRefused
+            It cannot be run.
+        """
+        order = request.order
+        form = form_of(order)
+        place = self._history.place(request.path, order.messages)
+        context = self._context(place, request.variables)
+        branch = self._history.begin(place)
+        self._contexts[branch] = context
+        self._note()
+        step = _Step(self._steps, request, place, branch, _prompt_tokens(context, place))
+        self._steps += 1
+        self._on_event(StepAsked(step.number, order))
+        step.task = asyncio.ensure_future(self._run(step, form))
+        self._open.append(step)
+        if order.idempotency_key:
+            self._by_idempotency_key[order.idempotency_key] = step
+        step.task.add_done_callback(lambda task: self._ended(step))
+        return step
+
+    async def _run(self, step: _Step, form: StructuredOutput | None) -> StepAnswer:
+        context, order = self._contexts[step.branch], step.request.order
+        try:
+            _check_budget(context, step.prompt_tokens)
+            reply = await context.generate(
+                max_tokens=order.max_tokens,
+                temperature=order.temperature,
+                top_p=order.top_p,
+                top_k=order.top_k,
+                min_p=order.min_p,
+                stop=order.stop or None,
+                structured=form,
+                seed=order.seed,
+                n=order.n,
+            )
+        except BaseException:
+            self._history.given_up(step.place, step.branch)
+            raise
+        replies = [reply, *reply.alternatives]
+        choices = [choice_of(each, order, f"{step.number}/{at}") for at, each in enumerate(replies)]
+        cut = [each.finish_reason == "length" for each in replies]
+        messages = [choice.message for choice in choices]
+        branches = self._history.answered(step.place, step.branch, messages, reply.step_index, cut)
+        self._contexts |= {branch: each.context for branch, each in zip(branches, replies, strict=True)}
+        return StepAnswer(
+            tuple(choices),
+            step.prompt_tokens,
+            sum(len(each.token_ids) for each in replies),
+            reply.cached_tokens,
+            reply.policy_version,
+        )
+
+    def _ended(self, step: _Step) -> None:
+        self._open.remove(step)
+        if step.has_failed:
+            self._by_idempotency_key.pop(step.request.order.idempotency_key, None)
+            self._unlist(step)
+        # One that is cancelled with its trajectory has no outcome: it runs again when that is resumed.
+        if not step.running.cancelled():
+            self._on_event(StepSettled(step.number, "failed" if step.has_failed else "answered"))
+
+    # -- contexts ----------------------------------------------------------------------------------
+
+    def _request(self, order: StepOrder) -> _Request:
+        if not order.messages:
+            raise OrderRefused("messages is empty: send at least one", "invalid_request")
+        given = order.template, order.tools
+        if given not in self._roots:
+            self._roots[given] = self._root(*given)
+        root, variables = self._roots[given]
+        path = self._history.path(root, order.messages)
+        options = (order.tool_choice, order.max_tokens, order.temperature, order.top_p, order.top_k, order.min_p)
+        key = path[-1], (*options, order.stop, order.structured, order.seed, order.n)
+        return _Request(order, variables, path, key)
+
+    def _root(self, template: str, tools: str) -> tuple[str, dict[str, Any]]:
+        """What names the variables of the template, and the variables."""
+        try:
+            variables: dict[str, Any] = {**self._variables, **json.loads(template or "{}")}
+            if shown := json.loads(tools or "[]"):
+                variables["tools"] = shown
+        except (TypeError, ValueError) as error:
+            raise OrderRefused(f"template or tools is no JSON: {error}", "invalid_request") from None
+        return json.dumps(variables, sort_keys=True), variables
+
+    def _context(self, place: Place, variables: dict[str, Any]) -> Context:
+        """The context of the branch of a place, or a new one.
+
+        Raises
+        ------
+        OrderRefused
+            The prompt cannot be rendered, or is too long: no context is made for it.
+        """
+        if place.branch is not None:
+            return self._contexts[place.branch]
+        tokens = self._tokens(place, variables)
+        if tokens >= self._first.max_context_tokens:
+            raise _too_long(tokens, self._first.max_context_tokens)
+        if place.turn is not None:
+            return self._contexts[place.turn.branch].fork(after_step=place.turn.step_index)
+        is_first = not self._contexts and not self._first.context_tokens
+        context = self._first if is_first else self._first.fork(after_step=-1)
+        if variables:
+            context.set_template(**variables)
+        return context
+
+    def _tokens(self, place: Place, variables: dict[str, Any]) -> int:
+        """Tokens of the prompt of a place, without a change of any context."""
+        try:
+            if place.turn is not None:
+                at = self._contexts[place.turn.branch]
+                return at.prompt_tokens(place.messages, after_step=place.turn.step_index)
+            return self._first.prompt_tokens(place.messages, after_step=-1, template=variables)
+        except BadInput as error:
+            raise OrderRefused(text_of(error), "invalid_request") from None
+
+    def _note(self) -> None:
+        """Keep the counts with the trajectory, whatever ends it."""
+        history = self._history
+        if history.altered or history.forked:
+            self._first.metadata[METADATA] = {"altered_turns": history.altered, "forks": history.forked}
+
+
+def _prompt_tokens(context: Context, place: Place) -> int:
+    """Append the messages of a place to its context; tokens of the prompt.
+
+    Raises
+    ------
+    OrderRefused
+        The template refuses them.
+    """
+    try:
+        for message in () if place.rests else place.messages:
+            context.append_message(message)
+        return context.context_tokens
+    except BadInput as error:
+        raise OrderRefused(text_of(error), "invalid_request") from None
+
+
+def _check_budget(context: Context, prompt_tokens: int) -> None:
+    if prompt_tokens >= context.max_context_tokens:
+        raise _too_long(prompt_tokens, context.max_context_tokens)
+    if context.done:
+        raise OrderRefused("the trajectory has used its steps", "budget")
+
+
+def _too_long(tokens: int, most: int) -> OrderRefused:
+    return OrderRefused(
+        f"the prompt has {tokens} tokens, and the context of the model holds {most} with the reply", "context_length"
+    )
+
+
+def _answer_of(task: asyncio.Task[StepAnswer]) -> StepAnswer:
+    """The answer of a step that has ended.
+
+    Raises
+    ------
+    OrderRefused
+        It has none.
+    """
+    if task.cancelled():
+        raise OrderRefused("the step was aborted: its trajectory has ended, or all its clients had gone", "failed")
+    error = task.exception()
+    if error is None:
+        return task.result()
+    if isinstance(error, OrderRefused):
+        raise OrderRefused(str(error), error.kind)
+    if isinstance(error, BadInput):
+        raise OrderRefused(text_of(error), "invalid_request")
+    raise OrderRefused(f"{type(error).__name__}: {text_of(cast(Exception, error))}", "failed")
