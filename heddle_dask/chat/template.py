@@ -254,6 +254,10 @@ class ChatTemplate:
 
         return self._rendering(text_of, self._clean(messages))
 
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text by itself; special tokens in it are read as such."""
+        return self._encode(text)
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of sampled ids, special tokens kept, without the token that ends the turn."""
         ids = list(token_ids)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -64,7 +64,8 @@ def gpu_options(function: F) -> F:
             "--engine-arg",
             "engine_args",
             multiple=True,
-            help="KEY=VALUE or KEY: further argument of vLLM; stored with the run, so no secrets.",
+            help="KEY=VALUE or KEY: further argument of vLLM; stored with the run, so no secrets. Of an emulated "
+            "engine: script=FILE.",
         ),
     ]
     add: Callable[[F], F] = in_order(options)
@@ -91,7 +92,10 @@ def parsed_vllm_options(
     """
     names = ("gpu_memory_utilization", "kv_cache_gib", "quantization", "logprobs")
     given = {name: asked[name] for name in names if asked.get(name) is not None}
-    extra_args = extra_arguments(asked["engine_args"])
+    script = _asked_script(engine, asked["engine_args"])
+    extra_args = () if script else extra_arguments(asked["engine_args"])
+    if script:
+        given["script"] = script
     if extra_args:
         given["extra_args"] = (*getattr(base, "extra_args", ()), *extra_args)
     if not given:
@@ -102,6 +106,15 @@ def parsed_vllm_options(
         option = lacking[0].replace("extra_args", "engine_arg").replace("_", "-")
         raise BadInput(f"--{option} is an option of vLLM engines, not of {kind.name} ones: leave it out")
     return kind.options_type.from_mapping(given) if base is None else replace(base, **given)
+
+
+def _asked_script(engine: str, arguments: Sequence[str]) -> str:
+    """The path in ``script=FILE`` where engines of the kind take a script; empty: none is asked for."""
+    if len(arguments) != 1 or "script" not in engine_kind(engine).options_type.names():
+        return ""
+    name, _, path = arguments[0].partition("=")
+    # Engines have other working directories.
+    return os.path.abspath(path) if name == "script" and path else ""
 
 
 def import_from_here() -> str:

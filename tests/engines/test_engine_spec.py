@@ -54,7 +54,7 @@ def test_options_of_another_kind_are_refused():
         ({"kind": "vllm", "options": {"cpu_threads": 0}}, "cpu_threads is 0: use a whole number"),
         (
             {"options": {"extra_args": ["--x"]}},
-            "unknown key 'extra_args': use cost, faults, time_scale, emulation",
+            "unknown key 'extra_args': use cost, faults, time_scale, emulation, script",
         ),
         ({"kv_transfer": 1}, "kv_transfer is 1: use true or false"),
         ({"tcp": "yes"}, "tcp is 'yes': use true or false"),

@@ -26,15 +26,20 @@ class EmulatedOptions(EngineOptions):
         Real seconds for each second of the cost model.
     emulation
         See `heddle_dask.engines.emulated.traits.Emulation`.
+    script
+        Path of a file of replies, see `heddle_dask.engines.emulated.scripted`. None: tokens are plausible, no text.
     """
 
     cost: Mapping[str, Any] | None = None
     faults: Mapping[str, Any] | None = None
     time_scale: float = 1.0
     emulation: Mapping[str, Any] | None = None
+    script: str | None = None
 
     def __post_init__(self) -> None:
         self._check_positive("time_scale")
+        if self.script is not None and (not isinstance(self.script, str) or not self.script):
+            raise BadInput(f"engine script is {self.script!r}: use the path of a file")
 
     def with_cost(self, cost: Mapping[str, Any]) -> Self:
         """The same options with another cost."""

@@ -13,6 +13,7 @@ from heddle_dask.cost.batching import ContinuousBatch
 from heddle_dask.engines.emulated.kv_cache import BlockAllocation, KvCache, RoomForTokens, TokenJob
 from heddle_dask.engines.emulated.options import emulated_options
 from heddle_dask.engines.emulated.precise_timer import PreciseTimer
+from heddle_dask.engines.emulated.scripted import ScriptedSource
 from heddle_dask.engines.emulated.tokens import TokenSource
 from heddle_dask.engines.emulated.traits import EmulatedTraits
 from heddle_dask.engines.spec import EngineSpec
@@ -172,6 +173,12 @@ def _seed(sampling: Mapping[str, Any], own_seed: int) -> int | None:
     return seed if seed is not None else own_seed
 
 
+def _source(spec: EngineSpec, traits: EmulatedTraits) -> TokenSource:
+    script = emulated_options(spec.options).script
+    drawn = (spec.seed, traits.mean_length_tokens, traits.end_token_id)
+    return TokenSource(*drawn) if script is None else ScriptedSource(script, spec.model, *drawn)
+
+
 class EmulatedEngine:
     """Runs steps in the time of its cost model; one per event loop.
 
@@ -181,7 +188,7 @@ class EmulatedEngine:
 
     def __init__(self, spec: EngineSpec, traits: EmulatedTraits) -> None:
         self.spec = spec
-        self._source = TokenSource(spec.seed, traits.mean_length_tokens, traits.end_token_id)
+        self._source = _source(spec, traits)
         self._kv_cache = KvCache(traits.kv_capacity_tokens, traits.cost.block_tokens)
         self._batch: ContinuousBatch[TokenJob] = ContinuousBatch(
             traits.cost, spec.named_slots, RoomForTokens(self._kv_cache)
