@@ -32,6 +32,8 @@ CUT = "Your reply was cut at its limit of tokens: nothing of it counts. Reply in
 """The user message of shipped loops after a reply that its limit has cut."""
 NO_PROGRESS = "no_progress"
 """The entry of `Context.metadata` by which a program gives up."""
+OUT_OF_TIME = "out_of_time"
+"""The entry by which it says that the agent's time was up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +278,8 @@ class Context(ActionContext, Protocol):
         """JSON-able facts that are stored with the trajectory; the program sets its entries.
 
         A program that gives up, since the model makes no progress, sets ``"no_progress"`` to a line that says why: the
-        trajectory is then truncated with the cause ``"no-progress"``, and keeps its reward.
+        trajectory is then truncated with the cause ``"no-progress"``, and keeps its reward. With ``"out_of_time"`` the
+        cause is ``"time"``.
         """
 
     @property

@@ -151,7 +151,8 @@ class SupervisedCommand:
                 "environment": dict(prepared.environment),
                 "folder": prepared.folder,
                 "cores": list(cores),
-                "lent": given is not None and given.lent,
+                # Without a CPU of its own, too, it uses what the others leave.
+                "lent": given is not None and (given.lent or not given.cpus),
                 "limits": dict(prepared.rlimits),
                 "status": writing,
                 "frozen": service,

@@ -12,13 +12,14 @@ from typing import Any
 
 from heddle_dask.core.errors import LINE_CHARACTERS, BadInput, cut_text, text_of
 from heddle_dask.core.run_description import RetryPolicy
-from heddle_dask.environments.base import NO_PROGRESS, ActionFailed, EnvironmentFailed, Reward
+from heddle_dask.environments.base import NO_PROGRESS, OUT_OF_TIME, ActionFailed, EnvironmentFailed, Reward
 from heddle_dask.live.driver.programs.action_calls import SandboxDiffers
 from heddle_dask.live.driver.programs.branch import ReplayDiverged
 from heddle_dask.live.driver.programs.steps import BudgetExhausted, StepLost
 from heddle_dask.records.trajectory import Cause, Status
 
 _MOST_DOUBLINGS = 6
+_GIVEN_UP: Mapping[str, Cause] = {OUT_OF_TIME: "time", NO_PROGRESS: "no-progress"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +30,8 @@ class Ending:
     reward: Reward = field(default_factory=lambda: Reward(None))
     reward_cause: str = ""
     reward_detail: str = ""
-
-    @property
-    def returned(self) -> bool:
-        """Whether the program has come to its own end, so that the trajectory can be rewarded."""
-        return self.cause in ("", "no-progress")
+    # Whether the program has come to its own end, so that the trajectory can be rewarded.
+    returned: bool = False
 
 
 def ending_of_return(reward: Reward, *, was_stopped: bool) -> Ending:
@@ -44,10 +42,13 @@ def ending_of_return(reward: Reward, *, was_stopped: bool) -> Ending:
     was_stopped
         Whether it was told that its budget is used up.
     """
-    if reason := reward.metadata.get(NO_PROGRESS):
-        return Ending("truncated", "no-progress", str(reason), reward, reward.cause, reward.unknown)
     status: Status = "truncated" if was_stopped else "completed"
-    return Ending(status, reward=reward, reward_cause=reward.cause, reward_detail=reward.unknown)
+    cause: Cause = ""
+    detail = ""
+    for entry, cause_of_entry in _GIVEN_UP.items():
+        if reason := reward.metadata.get(entry):
+            status, cause, detail = "truncated", cause_of_entry, str(reason)
+    return Ending(status, cause, detail, reward, reward.cause, reward.unknown, returned=True)
 
 
 def ending_of(error: BaseException, *, lost_tools: bool) -> Ending:

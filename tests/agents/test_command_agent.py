@@ -1,0 +1,97 @@
+"""An agent that is a command, on a cluster with emulated engines: what is recorded, and how it ends."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import psutil
+import pytest
+from worlds.command_agents import WriteFile, script
+from worlds.live_world import emulated, run
+from worlds.shared_cluster import shared_cluster
+
+from heddle_dask import Rollout
+from heddle_dask.environments.command_agent import CommandAgent
+from heddle_dask.records.trajectory import TrajectoryRecord
+
+pytestmark = pytest.mark.cluster
+
+WRITES = script(
+    """
+first = ask(sys.argv[1])
+ask(sys.argv[1], first, "go on")
+open("answer.txt", "w").write("hello")
+open("/tmp/own.log", "w").write("two requests")
+print("all", os.getcwd(), sorted(os.listdir("/sys")) if os.path.exists("/sys") else "", "done")
+print("to stderr", file=sys.stderr)
+sys.exit(3)
+""",
+    "writes",
+    answer="stdout",
+    keep=("/tmp/own.log", "/tmp/none"),
+)
+# Ends by no signal but the last one, and leaves its session.
+STAYS = script(
+    """
+import signal, subprocess, time
+ask("hello")
+open("answer.txt", "w").write("hello")
+for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(each, signal.SIG_IGN)
+subprocess.Popen(["sh", "-c", "trap '' TERM; while true; do sleep 0.1; done; : forked-away"], start_new_session=True)
+time.sleep(1000)
+""",
+    "stays",
+)
+MUTE = script("sys.exit('no key at all')", "mute")
+
+
+def rolled_out(model_dir: str, agents: dict[str, CommandAgent], count: int = 1) -> dict[str, list[TrajectoryRecord]]:
+    async def body() -> dict[str, Any]:
+        found = {}
+        async with shared_cluster(1) as client:
+            for name, agent in agents.items():
+                async with Rollout(client, env=agent, model=model_dir, engines=emulated(model_dir)) as rollout:
+                    found[name] = list(await rollout.run(count))
+        return found
+
+    result: dict[str, list[TrajectoryRecord]] = run(body())
+    return result
+
+
+def test_how_agents_end(model_dir: str) -> None:
+    agents = {
+        "writes": CommandAgent(WRITES, WriteFile()),
+        "stays": CommandAgent(STAYS, WriteFile(limit_s=4.0)),
+        "mute": CommandAgent(MUTE, WriteFile()),
+    }
+    found = {name: records[0] for name, records in rolled_out(model_dir, agents).items()}
+    writes = found["writes"]
+    # Its exit code is its own affair: what it left counts.
+    assert (writes.status, writes.reward, len(writes.steps)) == ("completed", 1.0, 2), writes.detail
+    facts = writes.metadata["agent"]
+    assert facts["exit_code"] == 3 and facts["seconds"] > 0 and facts["ended_by"] == ""
+    assert facts["answer"] == "all /home/agent  done" and facts["stderr"] == "to stderr\n"
+    assert facts["files"] == {"/tmp/own.log": "two requests", "/tmp/none": None}
+    assert writes.metadata["gateway"]["requests"] == 2
+    stays = found["stays"]
+    assert (stays.status, stays.cause, stays.reward) == ("truncated", "time", 1.0), stays.detail
+    assert stays.metadata["agent"]["ended_by"] == "timeout"
+    time.sleep(0.1)
+    assert not [p for p in psutil.process_iter(["cmdline"]) if "forked-away" in " ".join(p.info["cmdline"] or ())]
+    mute = found["mute"]
+    assert (mute.status, mute.cause, mute.reward) == ("failed", "agent", None)
+    assert "agent mute has not asked the model once: exit code 1: no key at all" in mute.detail.splitlines()[0]
+
+
+def test_agents_hold_no_cpu(model_dir: str) -> None:
+    """More agents than the tool worker has CPUs run side by side."""
+    waits = script("import time\nask('hello')\ntime.sleep(4)\nask('hello again')", "waits")
+    records = rolled_out(model_dir, {"waits": CommandAgent(waits, WriteFile())}, count=20)["waits"]
+    assert {record.status for record in records} == {"completed"}, records[0].detail
+    runs = [next(a for a in record.actions if a.label == "agent waits") for record in records]
+    assert {a.cpus for a in runs} == {0}
+    begun = [a.finished_s - a.run_s for a in runs]
+    at_once = max(sum(b <= at < a.finished_s for a, b in zip(runs, begun, strict=True)) for at in begun)
+    assert at_once > 8, begun
