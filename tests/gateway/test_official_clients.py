@@ -146,7 +146,7 @@ def test_a_stop_sequence_is_named() -> None:
         message = await client.messages.create(model="m", max_tokens=9, messages=ASK, stop_sequences=["END"])
         assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
 
-    with_clients(check, ScriptedExchange([answered(said("so far ", raw="so far END"))]))
+    with_clients(check, ScriptedExchange([answered(said("so far ", raw="so far END", stopped_by="END"))]))
 
 
 def test_a_cut_answer_says_so_in_each_api() -> None:

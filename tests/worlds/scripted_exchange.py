@@ -17,13 +17,20 @@ KEY = "key-of-the-trajectory"
 
 
 def said(
-    content: str = "", thinking: str = "", calls: Sequence[CalledTool] = (), finish: ChoiceEnd = "stop", raw: str = ""
+    content: str = "",
+    thinking: str = "",
+    calls: Sequence[CalledTool] = (),
+    finish: ChoiceEnd = "stop",
+    raw: str = "",
+    stopped_by: str = "",
 ) -> Choice:
     """A choice as an engine's parsers would have read it."""
     finish = "tool_calls" if calls else finish
     text = raw or (f"<think>\n{thinking}\n</think>\n\n" if thinking else "") + content
     ids = tuple(range(len(text)))
-    return Choice(ChatMessage("assistant", content, thinking, tuple(calls)), finish, text, ids, (-0.5,) * len(text))
+    return Choice(
+        ChatMessage("assistant", content, thinking, tuple(calls)), finish, text, ids, (-0.5,) * len(text), stopped_by
+    )
 
 
 def answered(*choices: Choice) -> StepAnswer:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from heddle_dask.chat.conversation import ChatMessage
-from heddle_dask.gateway.orders import Choice, OrderRefused, RefusalKind, StepAnswer, StepOrder
+from heddle_dask.gateway.orders import OrderRefused, RefusalKind, StepAnswer, StepOrder
 from heddle_dask.gateway.text_holder import TextPart
 
 STATUS_OF: Mapping[RefusalKind, int] = {
@@ -99,10 +99,3 @@ def event(data: Mapping[str, Any], name: str = "") -> bytes:
     """One server-sent event."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {compact(data)}\n\n".encode("utf-8", "backslashreplace")
-
-
-def matched_stop(order: StepOrder, choice: Choice) -> str | None:
-    """The stop text that ended a choice, where one did."""
-    if choice.finish_reason != "stop":
-        return None
-    return next((stop for stop in order.stop if stop in choice.raw and stop not in choice.message.content), None)

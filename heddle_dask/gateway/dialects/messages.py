@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from heddle_dask.chat.conversation import CalledTool, ChatMessage
 from heddle_dask.core.errors import BadInput
-from heddle_dask.gateway.dialects.contract import KeptConversations, event, matched_stop
+from heddle_dask.gateway.dialects.contract import KeptConversations, event
 from heddle_dask.gateway.dialects.offered_tools import OfferedTools, object_of
 from heddle_dask.gateway.dialects.reading import (
     ApiFields,
@@ -207,7 +207,7 @@ class MessagesRequest:
         if message.content or not message.calls:
             blocks.append({"type": "text", "text": message.content})
         blocks += [{**_tool_use(call), "input": object_of(call.arguments)} for call in message.calls]
-        return {**_head(self.model), "content": blocks, **_ending(self.order, choice), "usage": _usage(answer)}
+        return {**_head(self.model), "content": blocks, **_ending(choice), "usage": _usage(answer)}
 
     def events(self) -> MessageEvents:
         return MessageEvents(self)
@@ -253,7 +253,7 @@ class MessageEvents:
         if self._block < 0:
             sent += self._begin("text", {"type": "text", "text": ""})
         sent += self._end_block()
-        delta = {"type": "message_delta", "delta": _ending(self._request.order, choice), "usage": _usage(answer)}
+        delta = {"type": "message_delta", "delta": _ending(choice), "usage": _usage(answer)}
         return sent + event(delta, "message_delta") + event({"type": "message_stop"}, "message_stop")
 
     def failure(self, refused: OrderRefused) -> bytes:
@@ -288,10 +288,9 @@ def _tool_use(call: CalledTool) -> dict[str, Any]:
     return {"type": "tool_use", "id": call.call_id, "name": call.name}
 
 
-def _ending(order: StepOrder, choice: Choice) -> dict[str, Any]:
-    stop = matched_stop(order, choice)
-    if stop is not None:
-        return {"stop_reason": "stop_sequence", "stop_sequence": stop}
+def _ending(choice: Choice) -> dict[str, Any]:
+    if choice.stopped_by and not choice.calls:
+        return {"stop_reason": "stop_sequence", "stop_sequence": choice.stopped_by}
     reason = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}[choice.finish_reason]
     return {"stop_reason": reason, "stop_sequence": None}
 
