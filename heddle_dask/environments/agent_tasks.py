@@ -15,14 +15,15 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Context, Reward, Task
 from heddle_dask.environments.named_object import named_object
 from heddle_dask.environments.program_sandbox import ProgramSandbox
-from heddle_dask.environments.task_sets.row_files import ROW_ENDINGS
+from heddle_dask.environments.task_sets.row_files import ROW_ENDINGS, first_row
 
 # Names instead of classes: each class is imported on demand, with its own dependencies.
 KINDS = {
     "harbor": "heddle_dask.environments.task_sets.harbor:HarborTasks",
+    "swe": "heddle_dask.environments.task_sets.swe:SweTasks",
     "prompts": "heddle_dask.environments.task_sets.prompts:Prompts",
 }
-_SIGNS = {"harbor": "task.toml"}
+_SWE_COLUMNS = ("instance_id", "problem_statement", "base_commit")
 FORMS = (
     f"allowed are a folder of Harbor's tasks, a file of rows ({', '.join(ROW_ENDINGS)}), a folder of them or one that "
     f"datasets has saved, with :SPLIT where it has several; KIND:PATH with a kind of {', '.join(KINDS)}; and "
@@ -143,7 +144,10 @@ def load_agent_tasks(text: str, *, options: Mapping[str, Any] | None = None) -> 
 
 def _kind_of(path: Path, text: str) -> str:
     """The kind of what is at a path."""
-    return next((kind for kind, holds in _SIGNS.items() if any(path.rglob(holds))), "prompts")
+    if path.is_dir() and any(path.rglob("task.toml")):
+        return "harbor"
+    row = first_row(text)
+    return "swe" if row is not None and all(column in row for column in _SWE_COLUMNS) else "prompts"
 
 
 def _class_of(kind: str) -> Any:

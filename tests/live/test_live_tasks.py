@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,6 +73,38 @@ def built(folder: Path) -> None:
         (folder / name).write_text(text)
 
 
+def repository(folder: Path) -> tuple[str, Path]:
+    """A repository with a bug, and a layer's files with it at ``/testbed`` and pytest for the image's Python."""
+    place = folder / "layer" / "testbed"
+    (place / "tests").mkdir(parents=True)
+    (place / "sums.py").write_text("def add(a, b):\n    return a - b\n\n\ndef zero():\n    return 0\n")
+    (place / "tests" / "test_sums.py").write_text(
+        "from sums import zero\n\n\ndef test_zero():\n    assert zero() == 0\n"
+    )
+    git = ["git", "-C", str(place), "-c", "user.name=a", "-c", "user.email=a@b"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-qm", "As it is"], check=True)
+    commit = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    packages = folder / "layer" / "opt" / "packages"
+    packages.mkdir(parents=True)
+    site = Path(pytest.__file__).parents[1]
+    for name in ("pytest", "_pytest", "pluggy", "iniconfig", "packaging", "pygments"):
+        shutil.copytree(site / name, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for info in (site / "py.py", *site.glob("pluggy-*.dist-info"), *site.glob("pytest-*.dist-info")):
+        (shutil.copytree if info.is_dir() else shutil.copy)(info, packages / info.name)
+    return commit, folder / "layer"
+
+
+def patch(place: Path, file: str, old: str, new: str) -> str:
+    """A change of a file of the repository, as git writes it."""
+    before = (place / file).read_text()
+    (place / file).write_text(before.replace(old, new))
+    made = subprocess.run(["git", "-C", str(place), "diff"], check=True, capture_output=True, text=True).stdout
+    (place / file).write_text(before)
+    return made
+
+
 async def attempted(client: Any, tasks: Any, model: str, count: int) -> dict[str, TrajectoryRecord]:
     rollout = Rollout(client, env=ReferenceAgent(tasks), model=model, engines=emulated(model), seed=0)
     batch = await rollout.run(count)
@@ -105,5 +138,45 @@ def test_tasks_of_harbor_are_verified_as_there(model_dir: str, image: str, tmp_p
             told = found["silent"].metadata
             assert (told["tests_exit_code"], told["tests_said"].strip()) == (7, "no network here")
             assert told["unknown"] == "the tests wrote no reward"
+
+    run(body())
+
+
+def test_swe_style_rows_are_judged_by_their_tests(model_dir: str, tmp_path: Path) -> None:
+    root = small_root(tmp_path / "root", tools=TOOLS, with_extensions=True)
+    commit, layer = repository(tmp_path)
+    settings = {"Env": ["PATH=/bin", "PYTHONPATH=/opt/packages"]}
+    ImageFiles([layer_of(root), layer_of(layer)], settings).docker_tar(tmp_path / "repo.tar")
+    (tmp_path / "images.toml").write_text('"org/sums:1" = "repo.tar"\n')
+    place = layer / "testbed"
+    added = "zero() == 0\n\n\ndef test_add():\n    from sums import add\n\n    assert add(2, 3) == 5\n"
+    row = {
+        "instance_id": "org__sums-1",
+        "repo": "org/sums",
+        "base_commit": commit,
+        "image_name": "org/sums:1",
+        "problem_statement": "add(2, 3) is -1.",
+        "patch": patch(place, "sums.py", "a - b", "a + b"),
+        "test_patch": patch(place, "tests/test_sums.py", "zero() == 0\n", added),
+        "FAIL_TO_PASS": ["tests/test_sums.py::test_add"],
+        "PASS_TO_PASS": ["tests/test_sums.py::test_zero"],
+    }
+    worse = patch(place, "sums.py", "a - b", "5 if zero is None else 1 / 0")
+    cheat = patch(place, "tests/test_sums.py", "test_zero", "test_none")
+    rows = [row, row | {"instance_id": "worse", "patch": worse}, row | {"instance_id": "cheat", "patch": cheat}]
+    rows.append(row | {"instance_id": "no-python", "test_cmd": "no-such-program"})
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    tasks = load_agent_tasks(str(tmp_path / "rows.jsonl"))
+
+    async def body() -> None:
+        async with shared_cluster(1) as client:
+            found = await attempted(client, tasks, model_dir, 4)
+            good, bad, cheating = found["org__sums-1"], found["worse"], found["cheat"]
+            assert good.reward == 1.0, good.metadata
+            assert good.metadata["patch"] == row["patch"]
+            assert (bad.reward, bad.reward_parts) == (0.0, {"fail_to_pass": 0.0, "pass_to_pass": 1.0})
+            # Its own tests do not count: they are as they were before the tests of the row come in.
+            assert (cheating.reward, cheating.reward_parts) == (0.0, {"fail_to_pass": 0.0, "pass_to_pass": 1.0})
+            assert (found["no-python"].reward, found["no-python"].metadata["tests_exit_code"]) == (None, 127)
 
     run(body())

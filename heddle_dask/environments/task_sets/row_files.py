@@ -16,11 +16,6 @@ _OF_SPLITS = "dataset_dict.json"
 Row = Mapping[str, Any]
 
 
-def is_rows(path: Path) -> bool:
-    """Whether it is a file or a folder that `rows_of` can read."""
-    return path.name.endswith(ROW_ENDINGS) if path.is_file() else bool(_splits(path))
-
-
 def path_and_split(text: str) -> tuple[Path, str]:
     """A path, with the split behind a colon, if there is one."""
     path = Path(text)
@@ -56,6 +51,16 @@ def rows_of(text: str) -> list[Row]:
     if not rows:
         raise BadInput(f"tasks {text!r}: it has no rows")
     return rows
+
+
+def first_row(text: str) -> Row | None:
+    """The first row, if there is one that can be read."""
+    path, split = path_and_split(text)
+    try:
+        files = [path] if path.is_file() else _files_of_split(path, split, text)
+        return next(_rows(files[0]), None)
+    except (BadInput, IndexError):
+        return None
 
 
 def _files_of_split(folder: Path, split: str, text: str) -> Sequence[Path]:
