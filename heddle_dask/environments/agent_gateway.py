@@ -42,11 +42,16 @@ class AgentGateway(Protocol):
 
 
 def agent_environment(url: str, key: str) -> dict[str, str]:
-    """Environment variables of the clients of OpenAI and Anthropic, and of the agents that use these."""
+    """Environment variables of the clients of OpenAI and Anthropic, and of the agents that use these.
+
+    No proxy is asked for what is on this machine.
+    """
     return {
         "OPENAI_BASE_URL": f"{url}/v1",
         "OPENAI_API_KEY": key,
         "ANTHROPIC_BASE_URL": url,
         "ANTHROPIC_API_KEY": key,
         "ANTHROPIC_AUTH_TOKEN": key,
+        "NO_PROXY": "127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
     }

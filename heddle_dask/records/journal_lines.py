@@ -26,8 +26,19 @@ _MOST_LINE_BYTES = 1 << 29
 _LINE_EXTRA = len("01234567 \n")
 
 
+GATEWAY_OPENED = "gateway-opened"
+"""Kind of the record that an agent of its own asks for the steps of a trajectory from now on."""
 RESULTS = frozenset(
-    {"step", "step-cancelled", "step-lost", "action", "reward", "environment-failed", TRAJECTORY_FINISHED}
+    {
+        "step",
+        "step-cancelled",
+        "step-lost",
+        "action",
+        "reward",
+        "environment-failed",
+        GATEWAY_OPENED,
+        TRAJECTORY_FINISHED,
+    }
 )
 """Kinds of records that are of one trajectory, and needed until the store has it."""
 

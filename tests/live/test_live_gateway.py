@@ -2,108 +2,220 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import aiohttp
 import cloudpickle
 import pytest
-from worlds.live_world import emulated, run
-from worlds.shared_cluster import shared_cluster
+from distributed import Client
+from worlds.live_world import cluster, descendants, emulated, kill, run, worker_process
+from worlds.shared_cluster import another_client, shared_cluster
 
-from heddle_dask import Context, Rollout, Task
+from heddle_dask import BadInput, Context, Rollout, Task
 from heddle_dask.environments.agent_gateway import AgentGateway
+from heddle_dask.live.wire.messages import ENGINE_PLUGIN
+from heddle_dask.live.worker import gateway_process
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.cluster
+LONG = {"max_tokens": 3000}
 
 
-async def ask(gate: AgentGateway, *contents: str, key: str = "", **more: Any) -> tuple[int, dict[str, Any]]:
-    """One request for a chat completion over the gateway's loopback port: its status, and the answer."""
+class Agents:
+    """Programs with agents in them, a task for each."""
+
+    name = "agents"
+
+    def __init__(self, *programs: Callable[[Context], Awaitable[None]]) -> None:
+        self._programs = {program.__name__: program for program in programs}
+
+    def tasks(self, count: int, seed: int) -> list[Task]:
+        return [Task(name, name) for name in self._programs]
+
+    async def solve(self, task: Task, ctx: Context) -> float:
+        await self._programs[task.task_id](ctx)
+        return 1.0
+
+
+def post(gate: AgentGateway, *contents: str, key: str = "", **more: Any) -> Any:
+    """One request for a chat completion over the gateway's loopback port."""
     roles = ["user", "assistant"]
     messages = [{"role": roles[at % 2], "content": text} for at, text in enumerate(contents)]
     body = {"model": "any", "messages": messages, "max_tokens": 16, **more}
-    headers = {"Authorization": f"Bearer {key or gate.key}"}
-    async with (
-        aiohttp.ClientSession(headers=headers) as session,
-        session.post(f"{gate.loopback_url}/v1/chat/completions", json=body) as answer,
-    ):
+    return aiohttp.request(
+        "POST",
+        f"{gate.loopback_url}/v1/chat/completions",
+        json=body,
+        headers={"Authorization": f"Bearer {key or gate.key}"},
+    )
+
+
+async def ask(gate: AgentGateway, *contents: str, **more: Any) -> tuple[int, dict[str, Any]]:
+    async with post(gate, *contents, **more) as answer:
         return answer.status, await answer.json()
+
+
+async def pieces_of(answer: aiohttp.ClientResponse) -> AsyncIterator[str]:
+    async for line in answer.content:
+        if line.startswith(b"data: {"):
+            for choice in json.loads(line[6:])["choices"]:
+                yield choice["delta"].get("content") or ""
 
 
 def text_of(body: dict[str, Any]) -> str:
     return str(body["choices"][0]["message"]["content"])
 
 
-class Asking:
-    """An agent in the program itself."""
-
-    name = "asking"
-
-    def tasks(self, count: int, seed: int) -> list[Task]:
-        return [Task(f"t{number}", "go") for number in range(count)]
-
-    async def solve(self, task: Task, ctx: Context) -> float:
-        gate = await ctx.gateway()
-        status, first = await ask(gate, task.task_id)
-        assert status == 200, first
-        status, _ = await ask(gate, task.task_id, text_of(first), "and now?")
-        assert status == 200
-        assert (gate.requests, gate.steps) == (2, 2)
-        status, wrong = await ask(gate, "hello", key=gate.key[:-1] + "_")
-        assert status == 401 and "ended" in wrong["error"]["message"]
-        return 1.0
+# -- what agents do --------------------------------------------------------------------------------
 
 
-def test_requests_are_steps(model_dir: str) -> None:
+async def asks_twice(ctx: Context) -> None:
+    gate = await ctx.gateway()
+    assert await ctx.gateway() is gate
+    status, first = await ask(gate, "hello")
+    assert status == 200, first
+    status, _ = await ask(gate, "hello", text_of(first), "and now?")
+    assert status == 200
+    assert (gate.requests, gate.steps) == (2, 2)
+    for key in (gate.key[:-1] + "_", "sk-x"):
+        status, wrong = await ask(gate, "hello", key=key)
+        assert status == 401 and wrong["error"]["message"], wrong
+    with pytest.raises(BadInput, match="not on a fork"):
+        await ctx.fork().gateway()
+    gate.close()
+    status, ended = await ask(gate, "hello", text_of(first), "and now?")
+    assert status == 401 and "has ended" in ended["error"]["message"]
+
+
+async def reads_as_it_comes(ctx: Context) -> None:
+    gate = await ctx.gateway()
+    async with post(gate, "count", stream=True, **{**LONG, "max_tokens": 60}) as answer:
+        pieces = [piece async for piece in pieces_of(answer)]
+    assert sum(map(bool, pieces)) > 3, "it came as it was sampled"
+
+
+async def goes_away(ctx: Context) -> None:
+    gate = await ctx.gateway()
+    async with post(gate, "count", stream=True, **LONG) as answer:
+        async for piece in pieces_of(answer):
+            if piece:
+                break
+    waiting = asyncio.ensure_future(ask(gate, "another", **LONG))
+    await asyncio.sleep(0.2)
+    waiting.cancel()
+    await nothing_runs(ctx)
+
+
+async def floods(ctx: Context) -> None:
+    gate = await ctx.gateway()
+    asking = [asyncio.ensure_future(ask(gate, f"number {each}", max_tokens=300)) for each in range(80)]
+    answers = await asyncio.gather(*asking)
+    refused = [body for status, body in answers if status == 429]
+    assert len(refused) == 16 and "requests of this key are open" in refused[0]["error"]["message"]
+    assert {status for status, _ in answers} == {200, 429}
+
+
+async def loses_its_gateway(ctx: Context) -> None:
+    gate = await ctx.gateway()
+    asking = asyncio.ensure_future(ask(gate, "hello", **LONG))
+    while not gate.requests:
+        await asyncio.sleep(0.01)
+    for process in descendants(gateway_process.__name__):
+        kill(process.pid)
+    with pytest.raises(aiohttp.ClientError):
+        await asking
+    # The sockets are those of the worker: the next request waits for the next process.
+    status, answer = await ask(gate, "hello again")
+    assert status == 200, answer
+
+
+RUNNING: dict[str, Callable[[], Awaitable[int]]] = {}
+
+
+async def nothing_runs(ctx: Context) -> None:
+    """Wait until the engine runs no step: what clients left alone was aborted."""
+    while await RUNNING["steps"]():
+        await asyncio.sleep(0.05)
+
+
+def _steps_in_flight(dask_worker: Any) -> int:
+    plugin = dask_worker.plugins.get(ENGINE_PLUGIN)
+    return 0 if plugin is None or plugin.client is None else plugin.client.steps_in_flight
+
+
+async def rolled_out(client: Client, model_dir: str, *programs: Callable[[Context], Awaitable[None]]) -> dict[str, Any]:
+    """The records of one attempt at each program, by name."""
+    engines = emulated(model_dir, seconds_per_token=0.005, slots=64, emulation={"mean_length_tokens": 1e5})
+
+    async def steps() -> int:
+        return sum((await client.run(_steps_in_flight)).values())
+
+    RUNNING["steps"] = steps
+    async with Rollout(client, env=Agents(*programs), model=model_dir, engines=engines) as rollout:
+        batch = await rollout.run(len(programs))
+    return {record.task_id: record for record in batch}
+
+
+def test_requests_are_steps_and_what_agents_do_to_them_harms_nobody(model_dir: str) -> None:
     async def body() -> None:
         async with shared_cluster(1) as client:
-            async with Rollout(client, env=Asking(), model=model_dir, engines=emulated(model_dir)) as rollout:
-                batch = await rollout.run(3)
-            records = list(batch)
-            for record in records:
+            records = await rolled_out(client, model_dir, asks_twice, reads_as_it_comes, floods)
+            for record in records.values():
                 assert record.status == "completed", record.detail
-                assert len(record.steps) == 2 and record.metadata["gateway"]["requests"] == 2
+            twice = records["asks_twice"]
+            assert len(twice.steps) == 2 and twice.metadata["gateway"] == {"requests": 2}
+            records = await rolled_out(client, model_dir, goes_away)
+            assert records["goes_away"].status == "completed", records["goes_away"].detail
+            records = await rolled_out(client, model_dir, loses_its_gateway)
+            lost = records["loses_its_gateway"]
+            assert lost.status == "completed", lost.detail
+            assert lost.metadata["gateway"]["lost"] == ["the gateway process was lost"]
 
     run(body())
 
 
-class Streaming(Asking):
-    """An agent that reads a reply as it comes, and one that goes away in the middle of it."""
+def test_no_request_outlives_its_driver_or_its_tool_worker(model_dir: str) -> None:
+    gates: list[AgentGateway] = []
 
-    name = "streaming"
+    async def waits(ctx: Context) -> None:
+        gates.append(await ctx.gateway())
+        await asyncio.Event().wait()
 
-    async def solve(self, task: Task, ctx: Context) -> float:
-        gate = await ctx.gateway()
-        pieces: list[str] = []
-        async for piece in stream(gate, "count"):
-            pieces.append(piece)
-        assert len(pieces) > 3, "it came as it was sampled"
-        ctx.metadata["text"] = "".join(pieces)
-        async for _ in stream(gate, "count", max_tokens=2000):
-            break
-        return float(len(pieces))
-
-
-async def stream(gate: AgentGateway, text: str, max_tokens: int = 100) -> AsyncIterator[str]:
-    body = {"messages": [{"role": "user", "content": text}], "max_tokens": max_tokens, "stream": True}
-    async with (
-        aiohttp.ClientSession(headers={"Authorization": f"Bearer {gate.key}"}) as session,
-        session.post(f"{gate.loopback_url}/v1/chat/completions", json=body) as answer,
-    ):
-        async for line in answer.content:
-            if line.startswith(b"data: "):
-                yield json.loads(line[6:])["text"]
-
-
-def test_text_comes_as_it_is_sampled(model_dir: str) -> None:
     async def body() -> None:
-        async with shared_cluster(1) as client:
-            engines = emulated(model_dir, seconds_per_token=0.01, emulation={"mean_length_tokens": 100000})
-            async with Rollout(client, env=Streaming(), model=model_dir, engines=engines) as rollout:
-                (record,) = await rollout.run(1)
+        async with cluster(1) as (_, client):
+            other = await another_client(client)
+            running = asyncio.ensure_future(rolled_out(other, model_dir, waits))
+            while not gates:
+                await asyncio.sleep(0.01)
+            asking = asyncio.ensure_future(ask(gates[0], "hello", **LONG))
+            while not gates[0].requests:
+                await asyncio.sleep(0.01)
+            await other._close(fast=True)
+            status, answer = await asking
+            assert status == 500 and "has ended" in answer["error"]["message"], answer
+            running.cancel()
+            await asyncio.wait([running])
+            # The same key is of no use any more.
+            status, answer = await ask(gates[0], "hello", **LONG)
+            assert status == 401, answer
+
+            async def loses_its_worker(ctx: Context) -> None:
+                gate = await ctx.gateway()
+                asking = asyncio.ensure_future(ask(gate, "hello", **LONG))
+                while not gate.requests:
+                    await asyncio.sleep(0.01)
+                kill(worker_process("tool-0").pid)
+                with pytest.raises(aiohttp.ClientError):
+                    await asking
+                await nothing_runs(ctx)
+
+            record = (await rolled_out(client, model_dir, loses_its_worker))["loses_its_worker"]
             assert record.status == "completed", record.detail
+            assert record.metadata["gateway"]["lost"] == ["its tool worker was lost"]
+            assert not descendants(gateway_process.__name__) or worker_process("tool-0")
 
     run(body())

@@ -212,6 +212,8 @@ class TextTarget(WireValue):
         Which of the continuations of one order it is.
     sampled_tokens
         Tokens at the end of the context which earlier parts of the step have sampled.
+    opening
+        What the text begins with that the prompt has said already: the marker of the thinking.
     """
 
     address: str
@@ -219,6 +221,7 @@ class TextTarget(WireValue):
     number: int
     choice: int = 0
     sampled_tokens: int = 0
+    opening: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from heddle_dask.chat.reply_parts import OPEN
 from heddle_dask.gateway.orders import OnText, OrderRefused, StepAnswer, StepOrder
 from heddle_dask.live.wire.gateway_frames import (
     ANSWER,
@@ -28,7 +29,6 @@ MOST_IN_FLIGHT = 64
 """Orders of one key at a time; an agent that sends more is told to wait (HTTP 429)."""
 # Keys whose latest orders are kept: of one that comes back after so many others, all messages are sent again.
 _KEYS_KEPT = 4096
-ENDED = "the trajectory of this key has ended, or there never was one"
 _DIVERGED = "the engine of the reply was lost in the middle of it, and the reply began again with other words"
 
 
@@ -55,7 +55,8 @@ class _OpenOrder:
     def check(self, answer: StepAnswer) -> None:
         """Refuse an answer of which something else was sent before."""
         for choice, text in self.sent.items():
-            if choice >= len(answer.choices) or not answer.choices[choice].raw.startswith(text):
+            raw = answer.choices[choice].raw if choice < len(answer.choices) else ""
+            if not (raw.startswith(text) or (OPEN + raw).startswith(text)):
                 raise OrderRefused(_DIVERGED, "failed")
 
 
@@ -70,9 +71,9 @@ class GatewayLink:
         self._in_flight: dict[str, int] = {}
         self._known: OrderedDict[str, KnownOrders] = OrderedDict()
 
-    def exchange(self, key: str) -> LinkedExchange:
-        """Where the orders of a key are answered; those of a wrong key are refused there."""
-        return LinkedExchange(self, key)
+    def exchange(self, key: str) -> LinkedExchange | None:
+        """Where the orders of a key are answered; None for what is no key. The driver refuses one that is unknown."""
+        return LinkedExchange(self, key) if session_of_key(key) else None
 
     async def run(self) -> None:
         """Take what the tool worker says, until it has gone."""
@@ -101,8 +102,6 @@ class GatewayLink:
 
     async def ask(self, key: str, order: StepOrder, on_text: OnText | None, *, counts: bool) -> AnswerBody:
         """Send an order, and wait for its answer; cancelled, the driver is told so."""
-        if not session_of_key(key):
-            raise OrderRefused(ENDED, "authentication")
         with self._counted(key):
             known = self._known_of(key)
             body = await self._asked(key, known.shortened(order, counts=counts), order, on_text)

@@ -14,9 +14,9 @@ import sys
 
 from aiohttp import web
 
+from heddle_dask.gateway.server import gateway_application, gateway_runner
 from heddle_dask.live.wire.gateway_frames import BUFFER_BYTES, READY, write_frame
 from heddle_dask.live.worker.gateway_link import GatewayLink
-from heddle_dask.live.worker.plain_chat import gateway_application
 
 _BACKLOG = 1024
 
@@ -25,11 +25,10 @@ async def serve(link_fd: int, unix_fd: int, tcp_fd: int) -> None:
     """Serve until the tool worker has gone."""
     reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=link_fd), limit=BUFFER_BYTES)
     link = GatewayLink(reader, writer)
-    # Without cancellation a step would run to its end after its client has disconnected.
-    runner = web.AppRunner(gateway_application(link.exchange), handler_cancellation=True, access_log=None)
+    runner = gateway_runner(gateway_application(link.exchange))
     await runner.setup()
     for number in (unix_fd, tcp_fd):
-        await web.SockSite(runner, socket.socket(fileno=number), backlog=_BACKLOG, shutdown_timeout=0.2).start()
+        await web.SockSite(runner, socket.socket(fileno=number), backlog=_BACKLOG).start()
     write_frame(writer, READY)
     await link.run()
     os._exit(0)  # open requests have nobody who could answer them

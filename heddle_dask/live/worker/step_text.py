@@ -43,7 +43,7 @@ class RunningText:
         self._ends = frozenset(call.sampling.stop_token_ids)
         self._stops = tuple(call.sampling.stop)
         self._held = max(map(len, self._stops), default=1) - 1
-        self._text = ""
+        self._text = "" if call.text_to is None else call.text_to.opening
         self._given = 0
         self._ended = False
         self._decode(before)  # given with the next tokens, again perhaps: not all of it may have come

@@ -11,7 +11,7 @@ from heddle_dask.core.value_types import read_from
 from heddle_dask.live.driver.programs.action_results import can_be_replayed, key_path
 from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.driver.programs.branch import Recorded
-from heddle_dask.records.journal_lines import RESULTS
+from heddle_dask.records.journal_lines import GATEWAY_OPENED, RESULTS
 from heddle_dask.records.trajectory import TRAJECTORY_FINISHED
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def unfinished(attempts: Sequence[Attempt], writer: RunWriter, note: Callable[[s
     """Attempts that the store lacks, each with its journalled results.
 
     A program is run again from its beginning with those results. Where they end, it uses engines and tools. A call
-    whose value cannot be replayed is made again.
+    whose value cannot be replayed is made again. A program whose agent asked for steps itself (`Context.gateway`)
+    begins again, in a fresh environment and without those results: the agent would ask otherwise.
 
     Parameters
     ----------
@@ -53,6 +54,9 @@ def unfinished(attempts: Sequence[Attempt], writer: RunWriter, note: Callable[[s
             f"note: {made_again} tool calls are made again: their values are neither plain data nor signed with the "
             f"key {key_path()}"
         )
+    begin_again = sum(results.begun_again for results in recorded.values())
+    if begin_again:
+        note(f"note: {begin_again} agents were interrupted, and begin again: what they had done does not count")
     return [_continued(attempt, recorded.get(attempt.name), writer) for attempt in missing]
 
 
@@ -68,7 +72,11 @@ def recorded_results(
         whole = recorded.setdefault(name, Recorded())
         if kind == "environment-failed":
             whole.environment_failures = body["failures"]
+            whole.failed.add(body["failures"])
             whole.lost_tokens += body["tokens"]
+            continue
+        if kind == GATEWAY_OPENED:
+            whole.agents_at[body.get("branch", "")] = None
             continue
         mine = whole.branch(body.get("branch", ""))
         if kind in ("step", "step-lost"):

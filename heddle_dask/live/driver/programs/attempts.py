@@ -29,7 +29,7 @@ class Attempt:
     environment: Environment
     name: str  # id of the trajectory in journal and store, whatever happens to its environment
     recorded: Recorded | None = None
-    failures: int = 0  # how often its environment has failed
+    failures: int = 0  # how often its environment has failed, or its agent was interrupted
 
     def in_fresh_environment(self) -> Attempt:
         """The same trajectory after one more failure of its environment: nothing of what it did counts."""
@@ -38,12 +38,17 @@ class Attempt:
         return replace(self, spec=spec, failures=failures)
 
     def continued(self, recorded: Recorded) -> Attempt:
-        """With its journalled results, in the environment that was the last one then."""
+        """With its journalled results, in the environment that was the last one then, or in a fresh one."""
         attempt = replace(self, recorded=recorded)
-        for _ in range(recorded.environment_failures):
+        for _ in range(recorded.fresh_environments):
             attempt = attempt.in_fresh_environment()
         mine = recorded.branch(attempt.path)
         return replace(attempt, spec=replace(attempt.spec, resumed_tokens=mine.generated_tokens))
+
+    @property
+    def begun_again(self) -> int:
+        """How often it has begun again because its agent was interrupted."""
+        return 0 if self.recorded is None else self.recorded.begun_again
 
     @property
     def path(self) -> str:

@@ -66,6 +66,35 @@ class Recorded:
     # sampled.
     environment_failures: int = 0
     lost_tokens: int = 0
+    failed: set[int] = field(default_factory=set)  # numbers of the environments after one that has failed
+    # Paths of the attempts whose agents asked for steps themselves: none of these is replayed.
+    agents_at: dict[str, None] = field(default_factory=dict)
+
+    @property
+    def fresh_environments(self) -> int:
+        """Environments that do not count: those that have failed, and those of agents that were interrupted."""
+        number = self.environment_failures
+        while _path(number) in self.agents_at:
+            number += 1
+        return number
+
+    @property
+    def begun_again(self) -> int:
+        """How often an agent was interrupted, and its attempt begins again."""
+        return len(self._interrupted)
+
+    @property
+    def interrupted_tokens(self) -> int:
+        """Tokens that the attempts of interrupted agents had sampled, in all branches."""
+        tokens = 0
+        for path in map(_path, self._interrupted):
+            mine = {path: self.branch(path)} | {at: b for at, b in self.branches.items() if at.startswith(f"{path}#")}
+            tokens += sum(branch.generated_tokens for branch in mine.values())
+        return tokens
+
+    @property
+    def _interrupted(self) -> list[int]:
+        return [number for number in range(self.fresh_environments) if number + 1 not in self.failed]
 
     def branch(self, path: str) -> Recorded:
         """The results of the forked branch of that path; of the first one, whose path is empty, these."""
@@ -104,6 +133,11 @@ class Recorded:
     def tools_s(self) -> float:
         """Seconds that its actions ran."""
         return float(sum(body["run_s"] for body in self.actions.values()))
+
+
+def _path(number: int) -> str:
+    """The path of the first context in the fresh environment of that number."""
+    return f"~{number}" if number else ""
 
 
 def _is_answer(body: Mapping[str, Any]) -> bool:

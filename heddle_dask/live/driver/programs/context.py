@@ -27,10 +27,11 @@ from heddle_dask.engines.contract import GenerateResult, ReplyReading, SamplingP
 from heddle_dask.environments.actions import FunctionCall, ServiceCall
 from heddle_dask.environments.base import NO_PROGRESS, Context, Reply, Role
 from heddle_dask.environments.function_tools import ToolTurns
+from heddle_dask.gateway.session import GatewaySession
 from heddle_dask.live.driver.connection.gateway_orders import TEXT_TO
 from heddle_dask.live.driver.programs.action_calls import ActionCalls
 from heddle_dask.live.driver.programs.branch import Branch, BranchPort, Recorded, Services, fork_seed
-from heddle_dask.live.driver.programs.gateway import LiveGateway, PlainSession
+from heddle_dask.live.driver.programs.gateway import LiveGateway
 from heddle_dask.live.driver.programs.pending_input import PendingInput
 from heddle_dask.live.driver.programs.resting import Resting, StepEnds
 from heddle_dask.live.driver.programs.sandbox_calls import LiveSandbox
@@ -45,7 +46,9 @@ from heddle_dask.live.driver.programs.steps import (
     tokens_to_stop,
     with_seed_of,
 )
+from heddle_dask.live.wire.gateway_messages import TextTarget
 from heddle_dask.live.wire.messages import StepResult
+from heddle_dask.records.journal_lines import GATEWAY_OPENED
 from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
 from heddle_dask.sandbox.stateful.contract import SandboxSpec
@@ -160,9 +163,10 @@ class LiveContext(Context):
         if self._gateway is None or not self._gateway.is_open:
             place = await orders.place()
             steps = len(self.steps)
+            self._port.journal(GATEWAY_OPENED, {})
             self._gateway = LiveGateway(
                 orders,
-                PlainSession(self),
+                GatewaySession(self),
                 lambda: sum(len(branch.steps) for branch in self.branches()) - steps,
                 self.metadata,
                 place.port,
@@ -289,8 +293,11 @@ class LiveContext(Context):
             attempt=self._given_up,
             send_all=self._given_up > 0,
             reading=self._reading(),
-            text_to=None if text_to is None else replace(text_to, choice=choice),
+            text_to=None if text_to is None else self._opened(text_to, choice),
         )
+
+    def _opened(self, text_to: TextTarget, choice: int) -> TextTarget:
+        return replace(text_to, choice=choice, opening=OPEN if self._thinking_opened(len(self.record)) else "")
 
     async def _finish_step(self) -> None:
         step = self._open

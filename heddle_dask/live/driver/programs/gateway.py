@@ -8,7 +8,6 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.agent_gateway import GATEWAY_URL, agent_environment
-from heddle_dask.environments.base import Context
 from heddle_dask.gateway.orders import Exchange, OrderRefused, StepAnswer, StepOrder
 from heddle_dask.live.driver.connection.gateway_orders import GatewayOrders
 from heddle_dask.live.wire.gateway_messages import new_key
@@ -106,25 +105,3 @@ class LiveGateway:
         self._lost.append(cause)
         self._note()
 
-
-class PlainSession:
-    """Orders of one conversation, until `gateway.session` is there."""
-
-    def __init__(self, context: Context) -> None:
-        self._context = context
-        self._seen = 0
-
-    async def answer(self, order: StepOrder, on_text: Any = None) -> StepAnswer:
-        from heddle_dask.chat.conversation import ChatMessage
-        from heddle_dask.gateway.orders import Choice
-
-        for message in order.messages[self._seen :]:
-            if message.role != "assistant":
-                self._context.append(message.role, message.content)
-        self._seen = len(order.messages)
-        reply = await self._context.generate(max_tokens=order.max_tokens)
-        choice = Choice(ChatMessage("assistant", reply.text), reply.finish_reason, reply.text)
-        return StepAnswer((choice,), 0, len(reply.token_ids))
-
-    async def count_tokens(self, order: StepOrder) -> int:
-        return self._context.context_tokens

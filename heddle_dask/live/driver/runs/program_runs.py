@@ -95,7 +95,9 @@ class ProgramRuns:
 
     async def run(self, attempt: Attempt) -> EndedAttempt:
         """Run an attempt to its end, in fresh environments where those before have failed."""
-        lost_tokens = 0 if attempt.recorded is None else attempt.recorded.lost_tokens
+        lost_tokens = 0
+        if attempt.recorded is not None:
+            lost_tokens = attempt.recorded.lost_tokens + attempt.recorded.interrupted_tokens
         while True:
             record, sampled, is_scored = await self._run_once(attempt)
             task_id = attempt.task.task_id
@@ -104,7 +106,8 @@ class ProgramRuns:
                     self._failures.succeeded(task_id)
                 break
             again = attempt.in_fresh_environment()
-            if not self._failures.failed(task_id, again.failures, message_of(record.detail)):
+            failures = again.failures - again.begun_again
+            if not self._failures.failed(task_id, failures, message_of(record.detail)):
                 break
             lost_tokens += sampled
             self._services.journal(
@@ -252,8 +255,10 @@ class ProgramRuns:
         own = len(branches[0].actions)
         last_step = len(branches[0].steps) - 1
         metadata: dict[str, Any] = dict(ending.reward.metadata)
-        if attempt.failures:
-            metadata["environment_failures"] = attempt.failures
+        if attempt.failures > attempt.begun_again:
+            metadata["environment_failures"] = attempt.failures - attempt.begun_again
+        if attempt.begun_again:
+            metadata["begun_again"] = attempt.begun_again
         return TrajectoryRecord(
             trajectory_id=attempt.name,
             group_id=attempt.spec.group_id,
