@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.agent_gateway import GATEWAY_URL, agent_environment
-from heddle_dask.gateway.orders import Exchange, OrderRefused, StepAnswer, StepOrder
+from heddle_dask.gateway.orders import OrderRefused, StepAnswer, StepOrder
+from heddle_dask.gateway.session import GatewaySession
 from heddle_dask.live.driver.connection.gateway_orders import GatewayOrders
 from heddle_dask.live.wire.gateway_messages import new_key
 
@@ -21,7 +23,7 @@ class LiveGateway:
 
     Parameters
     ----------
-    exchange
+    session
         Where orders become steps.
     steps
         Number of steps that have ended.
@@ -30,10 +32,15 @@ class LiveGateway:
     """
 
     def __init__(
-        self, orders: GatewayOrders, exchange: Exchange, steps: Callable[[], int], metadata: dict[str, Any], port: int
+        self,
+        orders: GatewayOrders,
+        session: GatewaySession,
+        steps: Callable[[], int],
+        metadata: dict[str, Any],
+        port: int,
     ) -> None:
         self._orders = orders
-        self._exchange = exchange
+        self._session = session
         self._steps = steps
         self._metadata = metadata
         self._port = port
@@ -73,6 +80,7 @@ class LiveGateway:
         if self.is_open:
             self.is_open = False
             self._orders.dismiss(self._key)
+            self._closing = asyncio.ensure_future(self._session.close())
 
     def _note(self) -> None:
         """Keep the counts with the trajectory: whatever ends it, they are stored."""
@@ -88,7 +96,7 @@ class LiveGateway:
     async def answer(self, order: StepOrder) -> StepAnswer:
         self._requests += 1
         try:
-            return await self._exchange.answer(order)
+            return await self._session.answer(order)
         except OrderRefused as error:
             self._refused[error.kind] += 1
             raise
@@ -99,9 +107,8 @@ class LiveGateway:
             self._note()
 
     async def count_tokens(self, order: StepOrder) -> int:
-        return await self._exchange.count_tokens(order)
+        return await self._session.count_tokens(order)
 
     def lost(self, cause: str) -> None:
         self._lost.append(cause)
         self._note()
-
