@@ -27,6 +27,17 @@ class WholeNumber(click.IntRange):
         super().__init__(min=least, max=most)
 
 
+class CountOrSet(click.ParamType):
+    """A number of tasks, or the path or name of a set of tasks."""
+
+    name = "count or set"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if isinstance(value, str) and value.strip() and not value.strip().lstrip("+-").replace(".", "").isdecimal():
+            return value
+        return COUNT.convert(value, param, ctx)
+
+
 class FiniteNumber(click.FloatRange):
     """A number in a range; neither nan nor infinite."""
 
@@ -40,6 +51,7 @@ class FiniteNumber(click.FloatRange):
 
 
 COUNT = WholeNumber(1)
+COUNT_OR_SET = CountOrSet()
 TOKENS = WholeNumber(2, _MOST_TOKENS)
 SEED = WholeNumber(0, _MOST_SEED)
 # Seconds and factors: 1e9 seconds are 31 years.

@@ -219,6 +219,10 @@ def description_of(table: Mapping[str, Any], where: str) -> AgentDescription:
         raise BadInput(f"{where}: {error}") from None
 
 
+LIKE = "like"
+"""A key of a user's own file: the known agent from which all other keys that are not given are taken."""
+
+
 def known_agents() -> tuple[str, ...]:
     """Names of the agents that this package describes."""
     return tuple(sorted(path.stem for path in _DIRECTORY.glob("*.toml")))
@@ -230,7 +234,7 @@ def agent_named(text: str, *, folder: str = "") -> AgentDescription:
     Parameters
     ----------
     folder
-        In which it is installed; empty: as the description says.
+        In which it is installed; empty: as the description says, or `installed_at` if that is there.
 
     Raises
     ------
@@ -244,5 +248,27 @@ def agent_named(text: str, *, folder: str = "") -> AgentDescription:
     else:
         raise BadInput(f"no agent {text!r}: allowed are {', '.join(known_agents())} and a TOML file (docs/agents.md)")
     table = read_toml(path, "agent")
-    installed = {"folder": str(Path(folder).absolute())} if folder else {}
-    return description_of({**table, **installed}, f"agent {path.name}")
+    if LIKE in table:
+        table = _like_known(table, f"agent {path.name}")
+    usual = installed_at(str(table.get("name", "")))
+    if folder or ("folder" not in table and usual.is_dir()):
+        table["folder"] = str(Path(folder).absolute() if folder else usual)
+    return description_of(table, f"agent {path.name}")
+
+
+def installed_at(name: str) -> Path:
+    """Where an agent is looked for whose description names no folder."""
+    return Path.home() / ".heddle" / "agents" / name
+
+
+def _like_known(table: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """The table, with what it does not say from the agent that it is like; tables in it are joined."""
+    known = table[LIKE]
+    if known not in known_agents():
+        raise BadInput(f"{where}: {LIKE} is {known!r}: use {', '.join(known_agents())}")
+    found = read_toml(_DIRECTORY / f"{known}.toml", "agent")
+    for key, value in table.items():
+        if key != LIKE:
+            before = found.get(key)
+            found[key] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
+    return found

@@ -13,13 +13,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+from heddle_dask.core.errors import BadInput
 from heddle_dask.core.needs import Given, Needs
 from heddle_dask.core.resources import MEMORY
-from heddle_dask.environments.agent_description import STDOUT, AgentDescription
+from heddle_dask.environments.agent_description import STDOUT, AgentDescription, agent_named
 from heddle_dask.environments.agent_gateway import AgentGateway
-from heddle_dask.environments.agent_tasks import AgentTasks
+from heddle_dask.environments.agent_tasks import AgentTasks, load_agent_tasks
 from heddle_dask.environments.base import OUT_OF_TIME, ActionFailed, Context, EnvironmentFailed, Reward, Task
 from heddle_dask.environments.program_sandbox import ProgramSandbox
+from heddle_dask.environments.reference_agent import ORACLE, ReferenceAgent
 from heddle_dask.sandbox.stateful.contract import ExecResult
 
 METADATA = "agent"
@@ -55,6 +57,11 @@ class CommandAgent:
     @property
     def name(self) -> str:
         return f"{self.description.name}:{self._tasks.name}"
+
+    @property
+    def size(self) -> int | None:
+        """Number of tasks that there are; None: any number."""
+        return self._tasks.size
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
         return self._tasks.tasks(count, seed)
@@ -131,6 +138,21 @@ class CommandAgent:
         if kept:
             facts["files"] = kept
         return facts
+
+
+def loaded_agent(pair: str) -> CommandAgent | ReferenceAgent:
+    """The environment of ``AGENT:TASKS``: a name or a TOML file, and a set of tasks; `oracle` is the tasks' author.
+
+    Raises
+    ------
+    BadInput
+    """
+    agent, colon, tasks = pair.partition(":")
+    if not (agent and colon and tasks):
+        raise BadInput(f"environment 'agent:{pair}': use agent:NAME:TASKS or agent:FILE.toml:TASKS (docs/agents.md)")
+    if agent == ORACLE:
+        return ReferenceAgent(load_agent_tasks(tasks))
+    return CommandAgent(agent_named(agent), load_agent_tasks(tasks))
 
 
 def _facts(name: str, result: ExecResult) -> dict[str, Any]:

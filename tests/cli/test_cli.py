@@ -777,3 +777,18 @@ def test_bench_says_where_the_measurements_are(words: list[str]) -> None:
     answer = CliRunner().invoke(heddle, ["bench", *words])
     assert (answer.exit_code, answer.stdout, answer.stderr.count("\n")) == (2, "", 1)
     assert f"python -m benchmarks {words[0] if words[:1] == ['overhead'] else 'NAME'} …" in answer.stderr
+
+
+def test_an_agent_comes_with_a_set_of_tasks(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a"}\n')
+    for given, told in (
+        (["--agent", "codex"], "--agent needs --tasks DIR or NAME"),
+        (["--tasks", "rows.jsonl"], "a set of tasks is for --agent"),
+        (["--agent", "codex", "--env", "math", "--tasks", str(rows)], "--agent and --env exclude each other"),
+        (["--agent", "none", "--tasks", str(rows)], "no agent 'none': allowed are"),
+        (["--agent", "codex", "--tasks", str(tmp_path / "none")], "there is no such path"),
+        (["--tasks", "0"], "0 is not in the range"),
+    ):
+        result = CliRunner().invoke(heddle, ["rollout", *given, "--out", str(tmp_path / "r.zarr")])
+        assert result.exit_code == 2 and told in " ".join(result.output.split()), result.output

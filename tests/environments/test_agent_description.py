@@ -10,6 +10,7 @@ import pytest
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.agent_description import agent_named, description_of, known_agents
+from heddle_dask.environments.loading import load_environment
 
 
 def described(**given: Any) -> Any:
@@ -92,3 +93,32 @@ def test_the_shell_gives_the_agent_what_the_description_says(tmp_path: Path) -> 
     assert subprocess.run(["sh", "-c", missing], capture_output=True).returncode == 125
     with pytest.raises(BadInput, match="of 120,000"):
         found.shell_text("x" * 200_000, {}, url="", key="")
+
+
+def test_an_own_file_may_begin_with_a_known_agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('like = "codex"\nname = "mine"\nfolder = "/shared/codex"\n[environment]\nA = "1"\n')
+    found, known = agent_named(str(own)), agent_named("codex")
+    assert (found.name, found.folder, found.command) == ("mine", "/shared/codex", known.command)
+    assert found.environment == {**known.environment, "A": "1"} and found.files == known.files
+    own.write_text('like = "other"\n')
+    with pytest.raises(BadInput, match=r"agent own.toml: like is 'other': use claude-code"):
+        agent_named(str(own))
+    # Where people install it, it is found.
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".heddle" / "agents" / "codex").mkdir(parents=True)
+    assert agent_named("codex").folder == str(tmp_path / ".heddle" / "agents" / "codex")
+    assert agent_named("codex", folder="/other").folder == "/other"
+
+
+def test_a_pair_of_agent_and_tasks_is_an_environment(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"prompt": "a"}\n{"prompt": "b"}\n')
+    made = load_environment(f"agent:codex:{rows}")
+    assert made.name == "codex:rows" and len(made.tasks(2, 0)) == 2
+    assert load_environment(f"agent:oracle:{rows}").name == "oracle:rows"
+    for pair in ("codex", "codex:", ":x", ""):
+        with pytest.raises(BadInput, match="agent"):
+            load_environment(f"agent:{pair}")
+    with pytest.raises(BadInput, match="no agent 'none'"):
+        load_environment(f"agent:none:{rows}")

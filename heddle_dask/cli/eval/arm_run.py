@@ -83,8 +83,6 @@ class ArmWork:
         """
         asked = ordered.asked
         is_local = asked["scheduler"] is None and plan_of_file(asked["cluster"]) is None
-        if ordered.identity.agent:
-            raise BadInput(f"--agent {ordered.identity.agent}: this version runs no agents yet: use --env")
         environment = environment_of(asked, by_value=not is_local)
         tasks = tasks_of(ordered.count or 1, environment, seed)
         path: Path = asked["out"]

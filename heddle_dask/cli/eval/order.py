@@ -103,7 +103,7 @@ def _count_of(identity: ArmIdentity) -> int | None:
 def _rollout_of(asked: Asked, identity: ArmIdentity, out: Path) -> Asked:
     """The options of ``heddle rollout`` for one arm; seed, samples and mode follow from what its store has."""
     values: dict[str, Any] = {
-        "env": identity.tasks,
+        "env": f"agent:{identity.agent}:{identity.tasks}" if identity.agent else identity.tasks,
         "model": identity.model,
         "out": out / "arms" / f"{identity.slug}.zarr",
         "accept_changes": asked["accept_changes"],

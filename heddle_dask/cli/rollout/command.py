@@ -10,13 +10,14 @@ from click.core import ParameterSource
 
 from heddle_dask.cli.engine_option import LOGPROBS, gpu_options, strategies_from_here
 from heddle_dask.cli.field_options import Asked, ConfiguredCommand, field_options
-from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, print_json, shared_options
+from heddle_dask.cli.shared_options import COUNT, COUNT_OR_SET, NOT_NEGATIVE, POSITIVE, print_json, shared_options
 from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.options import Budget, Engines, Patience, Sampling
 
 _FILE = click.Path(path_type=Path)
 _TLS = ("tls_ca_file", "tls_cert", "tls_key")
 _MODES = ("append", "overwrite", "resume")
+_TASKS_OF_NO_SIZE = 16
 
 
 @click.command("rollout", cls=ConfiguredCommand)
@@ -32,7 +33,18 @@ _MODES = ("append", "overwrite", "resume")
     default=None,
     help="package.module:function, FILE.py:function or URL, in place of the environment's reward (docs/rewards.md).",
 )
-@click.option("--tasks", type=COUNT, default=16, show_default=True, help="Tasks to draw.")
+@click.option(
+    "--agent",
+    default=None,
+    help="In place of --env: an agent that runs as it is, NAME or FILE.toml, on the set of --tasks (docs/agents.md).",
+)
+@click.option(
+    "--tasks",
+    type=COUNT_OR_SET,
+    default=16,
+    show_default=True,
+    help="Tasks to draw. With --agent a set of tasks (docs/tasks.md), which is attempted as a whole.",
+)
 @click.option("--samples", type=COUNT, default=4, show_default=True, help="Attempts per task.")
 @click.option("--model", default=None, help="Model directory [default: the shipped tiny-agent].")
 @field_options(Engines)
@@ -110,6 +122,7 @@ _MODES = ("append", "overwrite", "resume")
 def rollout(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     """Roll agents out and store their trajectories."""
     options["mode"] = _mode(ctx, options)
+    _agent_as_environment(ctx, options)
     one_cluster(ctx, options)
     from heddle_dask.cli.rollout.run import run_rollout
 
@@ -134,6 +147,23 @@ def _mode(ctx: click.Context, options: dict[str, Any]) -> str:
     if options["out"] is None:
         raise BadInput(f"--{asked[0]} needs --out RUN.zarr")
     return asked[0]
+
+
+def _agent_as_environment(ctx: click.Context, options: dict[str, Any]) -> None:
+    """Make of an agent and its set of tasks an environment and a number of tasks."""
+    agent, tasks = options.pop("agent"), options["tasks"]
+    if agent is None:
+        if isinstance(tasks, str):
+            raise BadInput(f"--tasks {tasks}: use a number; a set of tasks is for --agent")
+        return
+    if _is_given(ctx, "env"):
+        raise BadInput("--agent and --env exclude each other: use one")
+    if not isinstance(tasks, str):
+        raise BadInput("--agent needs --tasks DIR or NAME: the tasks that it is to solve (docs/tasks.md)")
+    from heddle_dask.environments.agent_tasks import load_agent_tasks
+
+    options["env"] = f"agent:{agent}:{tasks}"
+    options["tasks"] = load_agent_tasks(tasks).size or _TASKS_OF_NO_SIZE
 
 
 def one_cluster(ctx: click.Context, options: dict[str, Any]) -> None:

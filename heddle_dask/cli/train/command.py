@@ -13,6 +13,7 @@ from heddle_dask.cli.shared_options import COUNT, NOT_NEGATIVE, POSITIVE, F, Who
 from heddle_dask.core.errors import BadInput
 
 _OWN = (
+    "agent",
     "env",
     "samples",
     "out",
