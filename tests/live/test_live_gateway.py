@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,12 +18,13 @@ from distributed import Client
 from worlds.live_world import cluster, descendants, emulated, kill, run, worker_process
 from worlds.shared_cluster import another_client, shared_cluster
 
-from heddle_dask import BadInput, Context, Rollout, Task
+from heddle_dask import BadInput, Context, Output, Rollout, Task
 from heddle_dask.environments.agent_gateway import AgentGateway
 from heddle_dask.gateway.session import GatewaySession
 from heddle_dask.live.driver.programs import context
 from heddle_dask.live.wire.messages import ENGINE_PLUGIN
 from heddle_dask.live.worker import gateway_process
+from heddle_dask.records.reader import RunReader
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = pytest.mark.cluster
@@ -113,6 +116,24 @@ async def goes_away(ctx: Context) -> None:
     await nothing_runs(ctx)
 
 
+_IN_SANDBOX = """
+import json, os, urllib.request
+body = {"model": "any", "max_tokens": 16, "messages": [{"role": "user", "content": "hello"}]}
+head = {"Authorization": "Bearer " + os.environ["KEY"], "Content-Type": "application/json"}
+url = os.environ["URL"] + "/v1/chat/completions"
+asked = urllib.request.Request(url, json.dumps(body).encode(), head)
+print(json.load(urllib.request.urlopen(asked))["choices"][0]["finish_reason"])
+"""
+
+
+async def runs_in_a_sandbox(ctx: Context) -> None:
+    gate = await ctx.gateway()
+    async with ctx.sandbox(files={"agent.py": _IN_SANDBOX}, gateway=gate) as box:
+        done = await box.exec(f"KEY={gate.key} URL={gate.url} python3 agent.py")
+        assert done.stdout.strip() == "length", done.stdout + done.stderr
+    assert gate.steps == 1
+
+
 async def floods(ctx: Context) -> None:
     gate = await ctx.gateway()
     asking = [asyncio.ensure_future(ask(gate, f"number {each}", max_tokens=300)) for each in range(80)]
@@ -150,8 +171,14 @@ def _steps_in_flight(dask_worker: Any) -> int:
     return 0 if plugin is None or plugin.client is None else plugin.client.steps_in_flight
 
 
-async def rolled_out(client: Client, model_dir: str, *programs: Callable[[Context], Awaitable[None]]) -> dict[str, Any]:
-    """The records of one attempt at each program, by name."""
+async def rolled_out(
+    client: Client,
+    model_dir: str,
+    *programs: Callable[[Context], Awaitable[None]],
+    out: Output | None = None,
+    interrupted: Callable[[], Awaitable[Any]] | None = None,
+) -> dict[str, Any]:
+    """The records of one attempt at each program, by name; the run is interrupted when `interrupted` has returned."""
     engines = emulated(model_dir, seconds_per_token=0.005, slots=64, emulation={"mean_length_tokens": 1e5})
 
     async def steps() -> int:
@@ -159,8 +186,12 @@ async def rolled_out(client: Client, model_dir: str, *programs: Callable[[Contex
         return sum(counts.values())
 
     RUNNING["steps"] = steps
-    async with Rollout(client, env=Agents(*programs), model=model_dir, engines=engines) as rollout:
-        batch = await rollout.run(len(programs))
+    async with Rollout(client, env=Agents(*programs), model=model_dir, engines=engines, out=out) as rollout:
+        running = asyncio.ensure_future(rollout.run(len(programs)))
+        if interrupted is not None:
+            await interrupted()
+            rollout.interrupt(to_resume=True)
+        batch = await running
     return {record.task_id: record for record in batch}
 
 
@@ -171,7 +202,7 @@ def test_requests_are_steps_and_what_agents_do_to_them_harms_nobody(
 
     async def body() -> None:
         async with shared_cluster(1) as client:
-            records = await rolled_out(client, model_dir, asks_twice, reads_as_it_comes, floods)
+            records = await rolled_out(client, model_dir, asks_twice, reads_as_it_comes, runs_in_a_sandbox, floods)
             for record in records.values():
                 assert record.status == "completed", record.detail
             twice = records["asks_twice"]
@@ -184,6 +215,62 @@ def test_requests_are_steps_and_what_agents_do_to_them_harms_nobody(
             assert lost.metadata["gateway"]["lost"] == ["the gateway process was lost"]
 
     run(body())
+
+
+BEGUN: Counter[str] = Counter()
+HALFWAY = "asked once"
+
+
+async def ends_early(ctx: Context) -> None:
+    BEGUN["ends_early"] += 1
+    gate = await ctx.gateway()
+    status, _ = await ask(gate, "hello")
+    assert status == 200
+
+
+async def is_interrupted(ctx: Context) -> None:
+    """What it says differs from attempt to attempt, as with agents that tell the time."""
+    BEGUN["is_interrupted"] += 1
+    gate = await ctx.gateway()
+    said = f"hello, it is {BEGUN['is_interrupted']} o'clock"
+    status, first = await ask(gate, said)
+    assert status == 200
+    if BEGUN["is_interrupted"] < 3:
+        BEGUN[HALFWAY] += 1
+        await asyncio.Event().wait()
+    status, _ = await ask(gate, said, text_of(first), "and now?")
+    assert status == 200
+
+
+def test_an_interrupted_agent_begins_again_and_one_that_ended_does_not(model_dir: str, tmp_path: Path) -> None:
+    out = tmp_path / "run.zarr"
+
+    async def body() -> None:
+        async with shared_cluster(1) as client:
+            for mode in ("create", "resume"):
+
+                async def half_done(times: int = BEGUN[HALFWAY] + 1) -> None:
+                    while BEGUN[HALFWAY] < times or not BEGUN["ends_early"]:
+                        await asyncio.sleep(0.05)
+                    await asyncio.sleep(0.3)
+
+                records = await rolled_out(
+                    *(client, model_dir, ends_early, is_interrupted),
+                    out=Output(out, mode),
+                    interrupted=half_done,
+                )
+                assert records["is_interrupted"].status == "aborted"
+            records = await rolled_out(client, model_dir, ends_early, is_interrupted, out=Output(out, "resume"))
+            assert BEGUN == {"ends_early": 1, "is_interrupted": 3, HALFWAY: 2}
+            record = records["is_interrupted"]
+            assert record.status == "completed", record.detail
+            assert record.metadata["begun_again"] == 2 and len(record.steps) == 2
+            assert "environment_failures" not in record.metadata
+
+    run(body())
+    stored = {record.task_id: record for record in RunReader(out)}
+    assert stored["is_interrupted"].metadata["gateway"] == {"requests": 2}
+    assert set(stored) == {"ends_early", "is_interrupted"}
 
 
 def test_no_request_outlives_its_driver_or_its_tool_worker(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
