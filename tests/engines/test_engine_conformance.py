@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from worlds.rendered_requests import DIALECTS, TEMPLATE, model_with_template, order_of, rendered
 
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.chat.tool_calls import ReadReply, ToolCall, format_call
@@ -89,7 +90,7 @@ def _vllm_spec(directory: Path) -> EngineSpec:
         model = directory / "model"
         model.mkdir()
         _random_model(model)
-    options = VllmOptions(extra_args=("--tool-call-parser", "hermes"))
+    options = VllmOptions(extra_args=("--tool-call-parser", "hermes", "--chat-template", str(TEMPLATE)))
     return EngineSpec("vllm", str(model), slots=SLOTS, max_model_len=MAX_MODEL_LEN, dtype="float32", options=options)
 
 
@@ -564,6 +565,24 @@ def test_a_reply_is_read_by_the_engines_own_parser(engine):
         read = ReadReply.of_message(json.loads(await read_by_engine(client, call, context, made)))
         assert read.calls == (ToolCall("python", {"code": "é"}),)
         assert read.content.strip().endswith("So:")
+
+    engine.tell(scenario)
+
+
+@pytest.mark.parametrize("path", list(DIALECTS))
+def test_the_gateways_prompt_of_a_request_is_that_of_the_engine(engine, path, tmp_path):
+    """Whatever API an agent speaks, the ids of its prompt are those that vLLM makes of the same request."""
+    if engine.emulated:
+        pytest.skip("an emulated engine renders nothing")
+    template = ChatTemplate.load(str(model_with_template(Path(engine.spec.model), tmp_path / "model")))
+    _, requests = DIALECTS[path]
+
+    async def scenario(client: EngineClient) -> None:
+        limit = {} if path == "/v1/responses" else {"max_tokens": 50}
+        for name, request in requests.items():
+            body = json.dumps({"model": engine.spec.model, **limit, **request}).encode()
+            answer = json.loads(await client.ask(f"{path}/render", body))
+            assert rendered(template, order_of(path, request)) == answer["token_ids"], name
 
     engine.tell(scenario)
 

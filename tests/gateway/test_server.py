@@ -59,7 +59,7 @@ def test_a_chat_request_is_an_order() -> None:
             {"role": "tool", "tool_call_id": "c1", "content": "ok", "unknown": 1},
         ],
         "model": "gpt-7",
-        "tools": [{"type": "function", "function": {**tool, "strict": False}}],
+        "tools": [{"type": "function", "function": {**tool, "unknown": 1}}],
         "tool_choice": {"type": "function", "function": {"name": "run"}},
         "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object"}}},
         "max_tokens": 9,
@@ -142,8 +142,8 @@ def test_a_messages_request_is_an_order() -> None:
             ChatMessage("tool", "ok", call_id="t1"),
             ChatMessage("user", "go on"),
         )
-        assert json.loads(order.tools) == [{"type": "function", "function": {"name": "run", "parameters": {
-            "type": "object"}}}]  # fmt: skip
+        shown = {"name": "run", "description": None, "parameters": {"type": "object"}}
+        assert json.loads(order.tools) == [{"type": "function", "function": shown}]
         assert order.tool_choice == "required" and order.stop == ("END",) and order.max_tokens == 9
         assert order.structured is not None and json.loads(order.template)["enable_thinking"] is False
         assert await posted(session, MESSAGES + "/count_tokens", body) == (200, {"input_tokens": 50})

@@ -51,8 +51,10 @@ class OfferedTools:
         shown = flat_name(namespace, name)
         if namespace:
             self._namespaces[shown] = (namespace, name)
-        kept = {key: function[key] for key in ("description", "parameters") if function.get(key) is not None}
-        self._schemas.append({"type": "function", "function": {"name": shown, **kept}})
+        # As vLLM shows it to the template: these are null where the request has none, and those are left out.
+        schema: dict[str, Any] = {"name": shown} | {key: function.get(key) for key in ("description", "parameters")}
+        schema |= {key: function[key] for key in ("strict", "defer_loading") if function.get(key) is not None}
+        self._schemas.append({"type": "function", "function": schema})
         self._kinds[shown] = "function"
 
     def add_custom(self, tool: Mapping[str, Any], where: str) -> None:
