@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
-from heddle_dask.cli.shared_options import print_json, shared_options
+from heddle_dask.cli.shared_options import FiniteNumber, print_json, shared_options
 from heddle_dask.core.errors import BadInput
 
 
@@ -18,13 +20,14 @@ class _Form(click.Choice[str]):
         return super().convert(value, param, ctx)
 
 
-_FORMS = _Form(("parquet", "npz", "prime-rl", "verl"))
+_OF_TRAJECTORIES = ("atif", "openenv", "verifiers", "openai")
+_FORMS = _Form(("parquet", "npz", "prime-rl", "verl", *_OF_TRAJECTORIES))
 
 
 @click.command("export")
 @click.argument("run", type=click.Path(path_type=Path))
 @click.argument("out", type=click.Path(path_type=Path))
-@click.option("--as", "form", type=_FORMS, default="parquet", show_default=True, help="The form.")
+@click.option("--to", "--as", "form", type=_FORMS, default="parquet", show_default=True, help="The form.")
 @click.option(
     "--groups-per-step",
     type=int,
@@ -41,6 +44,13 @@ _FORMS = _Form(("parquet", "npz", "prime-rl", "verl"))
 )
 @click.option("--ranks", type=int, default=1, show_default=True, help="Data-parallel ranks of prime-rl.")
 @click.option("--pad-token-id", type=int, default=0, show_default=True, help="Fills short sequences for verl.")
+@click.option("--model", default=None, metavar="DIR", help="With the tokenizer, for texts [default: the run's model].")
+@click.option(
+    "--least-reward",
+    type=FiniteNumber(),
+    default=None,
+    help="Only attempts with it or more; for atif, openenv, verifiers and openai [default: all].",
+)
 @shared_options
 def export(
     run: Path,
@@ -50,11 +60,25 @@ def export(
     advantages: str,
     ranks: int,
     pad_token_id: int,
+    model: str | None,
+    least_reward: float | None,
     as_json: bool,
     seed: int,
 ) -> None:
-    """Write RUN, a stored run or the folder of a training, to OUT: a file for Parquet, else a folder."""
-    if form == "parquet":
+    """Write RUN, a stored run or the folder of a training, to OUT: a file or a folder, as the form has it.
+
+    Parquet, openenv, verifiers and openai (fine-tuning) are files, the others folders (docs/training-data.md).
+    """
+    if least_reward is not None and form not in _OF_TRAJECTORIES:
+        raise BadInput(f"--least-reward is not for {form}: use it with {', '.join(_OF_TRAJECTORIES)}")
+    if form in _OF_TRAJECTORIES:
+        from heddle_dask.records.reader import RunReader
+        from heddle_dask.training.exports.trajectories import WITHOUT_TEXT, export_trajectories
+
+        reader = RunReader(run)
+        decode = None if form in WITHOUT_TEXT else _decoder(reader.metadata, model)
+        counts = asdict(export_trajectories(reader, out, form, decode, least_reward))
+    elif form == "parquet":
         from heddle_dask.records.exporters import export_parquet
         from heddle_dask.records.reader import RunReader
 
@@ -78,3 +102,13 @@ def export(
         told = [f"{count:,} {name.replace('_', ' ')}" for name, count in counts.items()]
         why = " (rewards are equal or unknown)" if counts.get("groups_left_out") else ""
         click.echo(f"{out}: {', '.join(told)}{why}")
+
+
+def _decoder(metadata: Mapping[str, Any], model: str | None) -> Callable[[Sequence[int]], str]:
+    """Makes text of tokens, by the tokenizer of the run's model or of the one given."""
+    from heddle_dask.chat.template import ChatTemplate
+
+    path = str(metadata.get("model", "")) if model is None else model
+    if not path or not Path(path).is_dir():
+        raise BadInput(f"the model of the run, {path or 'unknown'}, is not here: give --model DIR with its tokenizer")
+    return ChatTemplate.load(path).decode
