@@ -155,4 +155,4 @@ def test_what_cannot_be_evaluated_is_refused_in_one_line(
 
 def test_options_of_a_rollout_that_an_evaluation_leaves_out_are_options_of_a_rollout() -> None:
     names = {option.name for option in rollout.params}
-    assert names >= NOT_OF_ROLLOUT - {"agent"}
+    assert names >= NOT_OF_ROLLOUT
