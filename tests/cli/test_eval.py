@@ -14,13 +14,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from worlds.command_agents import script
 
 from heddle_dask.cli.eval.command import NOT_OF_ROLLOUT
 from heddle_dask.cli.main import heddle
 from heddle_dask.cli.rollout.command import rollout
+from heddle_dask.environments.agent_description import AgentDescription
 from heddle_dask.records.reader import RunReader
 
 HANG_S = 120.0
+TESTS = str(Path(__file__).parents[1])
 PROGRAMS = """
 import asyncio
 from pathlib import Path
@@ -55,17 +58,17 @@ async def second(task, ctx):
 class Evaluation:
     """One evaluation in a directory of its own."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *arms: str) -> None:
         self.directory = directory
-        (directory / "programs.py").write_text(PROGRAMS)
         self.command = [sys.executable, "-c", "from heddle_dask.cli.main import main; main()", "eval", "--json"]
-        self.command += ["--env", "programs:first", "--env", "programs:second", "--tasks", "4", "--out", "ev"]
+        self.command += ["--out", "ev", *arms]
         self.command += ["--engine", "emulated", "--sandbox", "weak", "--tool-cpus", "1", "--no-dashboard"]
         self.command += ["--retries", "max_environment_attempts=1"]
 
     def start(self, *more: str) -> subprocess.Popen[str]:
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen([*self.command, *more], cwd=self.directory, text=True, **pipes)
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([TESTS, os.environ.get("PYTHONPATH", "")])}
+        return subprocess.Popen([*self.command, *more], cwd=self.directory, text=True, env=environment, **pipes)
 
     def run(self, *more: str) -> tuple[dict[str, Any], str]:
         process = self.start(*more)
@@ -88,7 +91,8 @@ def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
 @pytest.mark.cluster
 @pytest.mark.slow
 def test_an_evaluation_goes_on_makes_again_what_the_infrastructure_ended_and_takes_more_samples(tmp_path: Path) -> None:
-    evaluation = Evaluation(tmp_path)
+    (tmp_path / "programs.py").write_text(PROGRAMS)
+    evaluation = Evaluation(tmp_path, "--env", "programs:first", "--env", "programs:second", "--tasks", "4")
     stopped = evaluation.start()
     wait_for(tmp_path / "reached", stopped)
     stopped.send_signal(signal.SIGTERM)
@@ -125,6 +129,28 @@ def test_an_evaluation_goes_on_makes_again_what_the_infrastructure_ended_and_tak
 
     _, told = evaluation.run("--samples", "2")
     assert "nothing is left to do" in told
+
+
+def describe(agent: AgentDescription, path: Path) -> str:
+    command = ", ".join(map(json.dumps, agent.command))
+    path.write_text(f'name = "{agent.name}"\nmemory = "64 MiB"\ncommand = [{command}]\n')
+    return str(path)
+
+
+@pytest.mark.cluster
+@pytest.mark.slow
+def test_agents_are_compared_on_a_set_of_tasks(tmp_path: Path) -> None:
+    writes = script('ask(sys.argv[1])\nopen("answer.txt", "w").write("hello")', "writes")
+    idles = script("ask(sys.argv[1], ask(sys.argv[1]), 'and now?')", "idles")
+    arms = [word for agent in (writes, idles) for word in ("--agent", describe(agent, tmp_path / f"{agent.name}.toml"))]
+    evaluation = Evaluation(tmp_path, *arms, "--tasks", "worlds.command_agents:WriteFile", "--tasks", "2")
+    result, told = evaluation.run()
+    first, second = result["arms"]
+    assert [first["name"], second["name"]] == ["writes.toml", "idles.toml"], told
+    assert [each["pass_at"]["1"]["mean"] for each in (first, second)] == [1.0, 0.0]
+    assert result["differences"][0]["pass_at_1"]["mean"] == -1.0
+    costs = first["costs"]
+    assert costs["generated_tokens"] > 0 and 0 < costs["tool_s"] < costs["wall_s"]
 
 
 def refusal(*arguments: str) -> str:
