@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 CRDS := build/crds/.there
+AGENTS := build/agents/.there
 PEERS := build/peers/.there
 ROLLOUT_ARGS ?= --env math --tasks 16 --samples 4 --engines 2 --max-step-tokens 512 --overwrite --out runs/math.zarr
 
@@ -35,7 +36,7 @@ rollout: $(STAMP)
 # Stages that mostly wait, or that use one core, run beside another one. The second hash seed is for what decides or
 # counts: files, processes and command lines do not depend on it. Tests with `hash_seed` in their name set hash seeds
 # themselves.
-test: browser $(CRDS) $(PEERS)
+test: browser $(CRDS) $(PEERS) $(AGENTS)
 	$(BIN)/python scripts/test_times.py begin
 	$(STAGE) lint $(MAKE) lint + docs $(MAKE) docs
 	HEDDLE_SITE=$(CURDIR)/build/docs PYTHONHASHSEED=0 $(STAGE) pure $(TWICE) pure $(PARALLEL) -m "$(PURE)" \
@@ -46,7 +47,7 @@ test: browser $(CRDS) $(PEERS)
 	$(BIN)/python scripts/test_times.py summary
 
 # What takes minutes and protects a release, not a change; run it before one.
-test-long: browser $(CRDS) $(PEERS)
+test-long: browser $(CRDS) $(PEERS) $(AGENTS)
 	$(BIN)/python scripts/test_times.py begin
 	PYTHONHASHSEED=0 $(STAGE) long $(TWICE) long $(TWO) -m "long and not slurm" $(LONG_FILES)
 	$(BIN)/python scripts/test_times.py summary
@@ -96,6 +97,10 @@ $(PEERS): tests/repository/peer-wheels.txt $(STAMP)
 	  -d $(@D)/wheels -r tests/repository/peer-wheels.txt
 	for wheel in $(@D)/wheels/*.whl; do $(BIN)/python -m zipfile -e $$wheel $(@D)/site || exit 1; done
 	touch $@
+
+# Agents of other projects, which the tests run as they are.
+$(AGENTS): tests/agents/python-packages.txt tests/agents/package-lock.json scripts/install_agents.sh $(STAMP)
+	PYTHON=$(BIN)/python sh scripts/install_agents.sh $(@D)
 
 # The images of docs/dashboard.md, from a simulated rollout.
 screenshots: $(STAMP) browser
