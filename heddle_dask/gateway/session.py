@@ -125,6 +125,7 @@ class GatewaySession:
         self._history = History()
         self._contexts: dict[int, Context] = {}  # by the number of their branch in the history
         self._steps = 0
+        self._beginning = asyncio.Lock()
         self._open: list[_Step] = []
         # Steps that nobody waits for, running or answered: the next equal order takes one.
         self._unclaimed: defaultdict[_Key, list[_Step]] = defaultdict(list)
@@ -146,8 +147,7 @@ class GatewaySession:
             It cannot be run, or was not.
         """
         request = self._request(order)
-        step = await self._repeated(request) or self._begin(request)
-        self._claim(step)
+        step = await self._step_for(request)
         try:
             await asyncio.wait([step.running])
         except asyncio.CancelledError:
@@ -181,12 +181,13 @@ class GatewaySession:
         steps: dict[int, _Step] = {}
         for event in events:
             if isinstance(event, StepAsked):
-                step = steps[event.number] = self._begin(self._request(event.order))
-                self._unclaimed[step.key].append(step)
+                async with self._beginning:
+                    step = steps[event.number] = self._begin(self._request(event.order))
+                    self._unclaimed[step.key].append(step)
+                    await asyncio.sleep(0)
                 continue
             step = steps[event.number]
             if event.outcome == "aborted":
-                await asyncio.sleep(0)  # it has to begin, to be given up
                 self._abort(step)
             await asyncio.wait([step.running])
             if event.outcome == "answered":
@@ -198,6 +199,24 @@ class GatewaySession:
             self._abort(step)
         if self._open:
             await asyncio.wait([step.running for step in self._open])
+
+    async def _step_for(self, request: _Request) -> _Step:
+        """The step of a request, which waits for it: an equal one, or one that begins now."""
+        async with self._beginning:
+            step = await self._repeated(request)
+            if step is not None:
+                self._claim(step)
+                return step
+            step = self._begin(request)
+            self._claim(step)
+            try:
+                # Now it is begun: its context has made the forks for its choices. Whatever begins later forks later,
+                # so that a replay makes the same forks in the same order.
+                await asyncio.sleep(0)
+            except asyncio.CancelledError:
+                self._leave(step)
+                raise
+            return step
 
     # -- requests that come again ------------------------------------------------------------------
 
