@@ -23,13 +23,15 @@ MOST_ERRORS = 3
 def schema_of(function: Function) -> Mapping[str, Any]:
     """The JSON schema of a function: types from its hints, descriptions from its docstring where it has them.
 
-    The docstring may be of NumPy, Google or reST style.
+    The docstring may be of NumPy, Google or reST style. A function with an attribute `tool_schema` has that one.
 
     Raises
     ------
     BadInput
         A parameter without a type hint, with one that has no JSON schema, or that cannot be given by its name.
     """
+    if isinstance(given := getattr(function, "tool_schema", None), Mapping):
+        return given
     told = function.func if isinstance(function, partial) else function
     name = getattr(told, "__name__", None) or type(told).__name__
     try:
@@ -54,6 +56,8 @@ def arguments_for(function: Function, given: Mapping[str, Any]) -> dict[str, Any
     from pydantic import ValidationError
     from pydantic_core import ArgsKwargs
 
+    if hasattr(function, "tool_schema"):
+        return dict(given)  # who gave the schema checks what fits it
     parameters = inspect.signature(function).parameters
     # A default need not be of its parameter's type.
     kept = {name: value for name, value in given.items() if name in parameters and value is parameters[name].default}

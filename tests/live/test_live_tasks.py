@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import pytest
 from worlds.image_files import ImageFiles, layer_of, small_root
-from worlds.live_world import emulated, run
+from worlds.live_world import descendants, emulated, run
 from worlds.shared_cluster import shared_cluster
 
+from heddle_dask.chat.tool_calls import format_call
+from heddle_dask.core.needs import Needs
 from heddle_dask.environments.agent_tasks import load_agent_tasks
+from heddle_dask.environments.base import Context, Reply, Task
+from heddle_dask.environments.mcp_tools import McpServer, mcp_tools
 from heddle_dask.environments.reference_agent import ReferenceAgent
 from heddle_dask.environments.task_sets.harbor import HarborTasks
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.records.trajectory import TrajectoryRecord
 
 pytestmark = [pytest.mark.cluster, pytest.mark.skipif(not shutil.which("bwrap"), reason="no bwrap")]
+# Workers cannot import this module.
+cloudpickle.register_pickle_by_value(sys.modules[__name__])
 HARBOR = Path(__file__).parents[2] / "build" / "peers" / "site" / "harbor" / "cli"
 TOOLS = ("bash", "chmod", "grep", "sed", "diff", "patch", "git")
 
@@ -103,6 +112,40 @@ def patch(place: Path, file: str, old: str, new: str) -> str:
     made = subprocess.run(["git", "-C", str(place), "diff"], check=True, capture_output=True, text=True).stdout
     (place / file).write_text(before)
     return made
+
+
+async def uses_mcp(task: Task, ctx: Context) -> float:
+    """Calls of the program and of a model, side by side, are actions on one server."""
+    (convert,) = mcp_tools(time_server(), only=["convert_time"])
+    ctx.set_template(tools=[convert])
+    given = {"source_timezone": "UTC", "time": "12:00", "target_timezone": "Asia/Tokyo"}
+    ctx.append("user", "What time is it in Tokyo?")
+    await ctx.generate(max_tokens=4)
+    called = format_call("convert_time", given) + format_call("convert_time", {**given, "target_timezone": "Nowhere"})
+    answers = await ctx.run_tools(Reply(called, (), (), "stop"), needs=Needs(cpus=0))
+    assert "T21:00:00+09:00" in answers[0] and "Invalid timezone" in answers[1]
+    many = await asyncio.gather(*(ctx.call(convert, **given, needs=Needs(cpus=0)) for _ in range(20)))
+    return float(set(many) == {answers[0]})
+
+
+def time_server() -> McpServer:
+    words = (sys.executable, "-m", "mcp_server_time", "--local-timezone", "UTC")
+    return McpServer(words, variables={"PYTHONPATH": str(HARBOR.parents[1])})
+
+
+def test_tools_of_mcp_servers_are_actions(model_dir: str) -> None:
+    if not HARBOR.is_dir():
+        pytest.skip("the wheel of mcp-server-time is not in build/peers: `make test` brings it")
+
+    async def body() -> None:
+        async with shared_cluster(1) as client:
+            rollout = Rollout(client, env=uses_mcp, model=model_dir, engines=emulated(model_dir))
+            batch = await rollout.run([Task("a", ""), Task("b", "")])
+            assert [(each.status, each.detail, each.reward) for each in batch] == [("completed", "", 1.0)] * 2
+            assert {len(each.actions) for each in batch} == {22}
+            assert len(descendants("mcp_server_time")) == 1
+
+    run(body())
 
 
 async def attempted(client: Any, tasks: Any, model: str, count: int) -> dict[str, TrajectoryRecord]:
