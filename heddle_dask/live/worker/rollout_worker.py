@@ -343,9 +343,14 @@ class RolloutWorker(WorkerPlugin):
         return answer
 
     def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
-        """Report a step that has ended in the same message as Dask's own report, and before it."""
+        """Report a step that has ended in the same message as Dask's own report, and before it.
+
+        One that nobody wants any more, since its driver has gone, is stopped.
+        """
         if self.worker is None:
             return
+        if finish == "released" and key in self._running and self._client is not None:
+            self._background.start(self._abort(self._client, self._running[key]), key[1])
         report = self._reports.pop(key, None)
         if report is None and key not in self._called_off:
             return
