@@ -265,6 +265,10 @@ class ChatTemplate:
             ids.pop()
         return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
+    def count_tokens(self, text: str) -> int:
+        """Tokens of a text by itself."""
+        return len(self._encode(text))
+
     def check_append_only(self) -> None:
         """Check that the rendering of earlier turns does not change as the conversation grows.
 

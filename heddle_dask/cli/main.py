@@ -14,6 +14,7 @@ import click
 from heddle_dask.cli.doctor.command import doctor
 from heddle_dask.cli.eval.command import evaluate
 from heddle_dask.cli.export import export
+from heddle_dask.cli.import_logs import import_logs
 from heddle_dask.cli.one_line import OneLineGroup
 from heddle_dask.cli.plan.command import plan
 from heddle_dask.cli.profile import profile
@@ -53,6 +54,7 @@ heddle.add_command(train)
 heddle.add_command(evaluate)
 heddle.add_command(show)
 heddle.add_command(export)
+heddle.add_command(import_logs)
 heddle.add_command(top)
 heddle.add_command(replay)
 heddle.add_command(doctor)

@@ -1,0 +1,1 @@
+"""Logs of other programs as traces: numbers and labels only, no text is kept."""
