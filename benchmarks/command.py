@@ -18,6 +18,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "dashboard": "commands.dashboard",
         "decisions": "decisions",
         "fidelity": "commands.fidelity",
+        "gateway": "gateway",
         "gpu": "commands.gpu",
         "gpu-fidelity": "gpu_fidelity",
         "live": "commands.live",
