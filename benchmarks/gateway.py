@@ -12,16 +12,16 @@ import json
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 import click
 import numpy as np
-import psutil
 import uvloop
 
 from benchmarks.emulated_rollouts import rolled_out
 from benchmarks.gateway_clients import ClientFigures, ClientOrders
+from benchmarks.process_usage import cpu_by_kind, cpu_since
 from benchmarks.tables import Column, print_measured_rows
 from heddle_dask.cli.engine_option import chosen_model
 from heddle_dask.cli.shared_options import COUNT, POSITIVE, shared_options
@@ -30,7 +30,6 @@ from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.live.driver.options import Budget
-from heddle_dask.live.worker import gateway_process
 
 STEP_S = 1.0
 STEP_TOKENS = 100
@@ -48,8 +47,8 @@ class GatewayRow:
     ----------
     request_ms_p50, generate_ms_p50
         Median duration of a request of an agent, and of `ctx.generate`, with steps of `STEP_S`.
-    gateway_cpu_ms
-        CPU of the gateway process for each request.
+    cpu_ms
+        CPU of each kind of process for a request.
     whole_streams
         Of `trajectories` streams, those that came whole.
     """
@@ -60,7 +59,7 @@ class GatewayRow:
     added_ms_p50: float | None = None
     added_ms_p90: float | None = None
     requests_per_s: float | None = None
-    gateway_cpu_ms: float | None = None
+    cpu_ms: Mapping[str, float] = field(default_factory=dict)
     whole_streams: int = 0
     most_open: int = 0
 
@@ -106,13 +105,13 @@ class GatewayTurns(_Equal):
     orders
         What they do; their keys and the address come from here.
     cpu_s
-        Of the gateway's processes, while they ask.
+        By kind of process, while they ask.
     """
 
     count: int
     orders: ClientOrders
     figures: ClientFigures = field(default_factory=ClientFigures)
-    cpu_s: float = 0.0
+    cpu_s: dict[str, float] = field(default_factory=dict)
     _keys: list[str] = field(default_factory=list)
     _ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -128,9 +127,14 @@ class GatewayTurns(_Equal):
         if self.figures.errors:
             raise RuntimeError(f"{len(self.figures.errors)} agents failed: {self.figures.errors[0]}")
 
+    def cpu_ms(self) -> dict[str, float]:
+        """CPU of a request by kind of process."""
+        count = max(1, len(self.figures.durations_s))
+        return {kind: round(1000 * used_s / count, 2) for kind, used_s in self.cpu_s.items()}
+
     async def _ask(self, url: str) -> None:
         orders = ClientOrders(**{**asdict(self.orders), "url": url, "keys": self._keys})
-        before_s = _gateway_cpu_s()
+        before_s = cpu_by_kind()
         clients = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "benchmarks.gateway_clients"),
             stdin=asyncio.subprocess.PIPE,
@@ -138,21 +142,8 @@ class GatewayTurns(_Equal):
             limit=1 << 26,
         )
         said, _ = await clients.communicate(json.dumps(asdict(orders)).encode())
-        self.cpu_s = _gateway_cpu_s() - before_s
+        self.cpu_s = cpu_since(before_s)
         self.figures = ClientFigures(**json.loads(said))
-
-
-def _gateway_cpu_s() -> float:
-    """CPU seconds of the gateways of this process's cluster."""
-    used_s = 0.0
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if gateway_process.__name__ in " ".join(process.cmdline()):
-                times = process.cpu_times()
-                used_s += times.user + times.system
-        except psutil.Error:
-            continue
-    return used_s
 
 
 async def _asked(agents: GatewayTurns, model: str, seconds_per_token: float) -> GatewayTurns:
@@ -177,7 +168,7 @@ async def measure_added(model: str, count: int, seed: int) -> GatewayRow:
         generate_ms_p50=round(float(np.median(steps_ms)), 2),
         added_ms_p50=round(float(p50), 2),
         added_ms_p90=round(float(p90), 2),
-        gateway_cpu_ms=round(1000 * asked.cpu_s / len(requests_ms), 3),
+        cpu_ms=asked.cpu_ms(),
     )
 
 
@@ -189,7 +180,7 @@ async def measure_rate(model: str, count: int, seconds: float, seed: int) -> Gat
     return GatewayRow(
         count,
         requests_per_s=round(middle_rate(finished_s), 1),
-        gateway_cpu_ms=round(1000 * asked.cpu_s / len(finished_s), 3),
+        cpu_ms=asked.cpu_ms(),
     )
 
 
@@ -241,7 +232,7 @@ COLUMNS: Sequence[Column] = (
     ("added p50 ms", lambda row: _shown(row.added_ms_p50)),
     ("p90", lambda row: _shown(row.added_ms_p90)),
     ("requests/s", lambda row: _shown(row.requests_per_s, 0)),
-    ("gateway CPU ms", lambda row: _shown(row.gateway_cpu_ms, 2)),
+    ("CPU ms of a request", lambda row: ", ".join(f"{kind} {ms:.2f}" for kind, ms in row.cpu_ms.items())),
     ("whole streams", lambda row: str(row.whole_streams or "")),
     ("open at once", lambda row: str(row.most_open or "")),
 )

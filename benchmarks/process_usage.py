@@ -136,6 +136,10 @@ def _named_kind(command: Sequence[str]) -> str | None:
     line = " ".join(command)
     if "dask scheduler" in line:
         return "scheduler"
+    if "gateway_process" in line:
+        return "gateway"
+    if "gateway_clients" in line:
+        return "agents"
     if "vllm_router" in line:
         return "router"
     names = {name: kind for kind in ("rollout", "tool") for name in command if name.startswith(f"{kind}-")}

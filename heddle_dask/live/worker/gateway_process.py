@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 
+import uvloop
 from aiohttp import web
 
 from heddle_dask.gateway.server import gateway_application, gateway_runner
@@ -36,7 +37,7 @@ async def serve(link_fd: int, unix_fd: int, tcp_fd: int) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the worker says when
-    asyncio.run(serve(*map(int, sys.argv[1:4])))
+    uvloop.run(serve(*map(int, sys.argv[1:4])))
 
 
 if __name__ == "__main__":
