@@ -69,10 +69,10 @@ def evaluate(ctx: click.Context, /, as_json: bool, **options: Any) -> None:
     one_cluster(ctx, options)
     if not options["envs"] and not options["agents"]:
         raise BadInput("give --env NAME, or --agent NAME with --tasks DIR: what is to be evaluated")
-    from heddle_dask.cli.eval.order import EvaluationOrder
+    from heddle_dask.cli.eval.order import ArmsOrder
     from heddle_dask.cli.eval.run import run_evaluation
 
-    outcome = run_evaluation(EvaluationOrder.of(Asked.of(ctx, options)), to_stderr=as_json)
+    outcome = run_evaluation(ArmsOrder.of(Asked.of(ctx, options)), to_stderr=as_json)
     if as_json:
         print_json(outcome.result)
     ctx.exit(outcome.exit_code)

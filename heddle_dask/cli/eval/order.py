@@ -32,7 +32,7 @@ class OrderedArm:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationOrder:
+class ArmsOrder:
     """The arms by model, whose engines they share; how many samples; and what was begun before.
 
     Attributes
@@ -49,7 +49,7 @@ class EvaluationOrder:
     begun: EvaluationFile | None
 
     @classmethod
-    def of(cls, asked: Asked) -> EvaluationOrder:
+    def of(cls, asked: Asked) -> ArmsOrder:
         """Check and sort what was asked for.
 
         Raises

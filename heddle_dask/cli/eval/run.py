@@ -13,7 +13,7 @@ from typing import Any
 from distributed import Client
 
 from heddle_dask.cli.eval.arm_run import ArmRun, ArmWork, stored_outcomes
-from heddle_dask.cli.eval.order import EvaluationOrder
+from heddle_dask.cli.eval.order import ArmsOrder
 from heddle_dask.cli.eval.tables import arms_table, costs_table, failure_lines
 from heddle_dask.cli.one_line import EXIT_FAILED, one_line
 from heddle_dask.cli.rollout.interrupts import Interrupts
@@ -37,7 +37,7 @@ PAGE = "index.html"
 INTERVAL = "95 % over tasks, percentile bootstrap"
 
 
-def run_evaluation(order: EvaluationOrder, *, to_stderr: bool) -> Outcome:
+def run_evaluation(order: ArmsOrder, *, to_stderr: bool) -> Outcome:
     """Run it; prints progress on stderr and the table on stdout, or on stderr too."""
     run = EvaluationRun(order, ProgressDisplay(SafeConsole(stderr=True)))
     prepare_process()
@@ -62,7 +62,7 @@ def run_evaluation(order: EvaluationOrder, *, to_stderr: bool) -> Outcome:
     return Outcome({**result, "to_make_again": again}, exit_code)
 
 
-def evaluated_arms(file: EvaluationFile, order: EvaluationOrder) -> list[EvaluatedArm]:
+def evaluated_arms(file: EvaluationFile, order: ArmsOrder) -> list[EvaluatedArm]:
     """The arms of the evaluation, those that were asked for first, as their stores are now."""
     identities = [arm.identity for arm in order.arms]
     identities += [arm.identity for arm in file.arms.values() if arm.identity not in identities]
@@ -74,7 +74,7 @@ def evaluated_arms(file: EvaluationFile, order: EvaluationOrder) -> list[Evaluat
     return found
 
 
-def evaluation_json(arms: Sequence[EvaluatedArm], order: EvaluationOrder) -> dict[str, Any]:
+def evaluation_json(arms: Sequence[EvaluatedArm], order: ArmsOrder) -> dict[str, Any]:
     """The JSON object of ``heddle eval``: each arm, and the differences of the others from the first."""
     differences = []
     for arm in arms[1:]:
@@ -104,7 +104,7 @@ def _title(identity: ArmIdentity, identities: Iterable[ArmIdentity]) -> str:
 class EvaluationRun:
     """One evaluation. The constructor checks every option that can be checked without starting a process."""
 
-    def __init__(self, order: EvaluationOrder, progress: ProgressDisplay) -> None:
+    def __init__(self, order: ArmsOrder, progress: ProgressDisplay) -> None:
         self.order = order
         self.progress = progress
         self.file = order.begun or EvaluationFile(order.seed)
