@@ -122,6 +122,8 @@ class Shell:
             case "rollout":
                 small = ["--engine", "emulated", "--model", self.model, "--tasks", "1", "--samples", "2"]
                 return [*small, "--max-steps", "2", "--engines", "1", *cluster]
+            case "eval":
+                return ["--engine", "emulated", "--model", self.model, "--max-steps", "2", "--engines", "1", *cluster]
             case "plan":
                 return ["--trajectories", "16", "--cold"]
             case "simulate":
