@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 MessageRole = Literal["system", "user", "assistant", "tool"]
@@ -80,6 +81,17 @@ class ChatMessage:
         if self.role == "tool":
             message |= {key: value for key, value in (("tool_call_id", self.call_id), ("name", self.name)) if value}
         return message
+
+
+def with_tool_names(messages: Sequence[ChatMessage], earlier: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """The messages; results of tools that have no name get that of the call in `earlier` which they answer."""
+    names = {call.call_id: call.name for message in earlier for call in message.calls if call.call_id}
+    return [
+        replace(message, name=names.get(message.call_id, ""))
+        if message.role == "tool" and not message.name
+        else message
+        for message in messages
+    ]
 
 
 def _object(arguments: str) -> Any:

@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +247,8 @@ class ChatTemplate:
         """
         ends = self.end_token_ids if end_id is None else (end_id,)
         end_texts = [self._end_text] if self._end_text else self._token_texts(ends)
+        if end_id is not None:
+            end_texts += self._token_texts((end_id,))
 
         def text_of(clean: Sequence[Message]) -> str:
             text = self._following_text(clean)
@@ -353,6 +356,50 @@ class ChatTemplate:
         raise self._bad(f"puts no special token behind an assistant turn, but {behind[:20]!r}")
 
     def _bridge_text(self, messages: Sequence[Message], *, prompt: bool = True) -> str:
+        """What the template puts behind an assistant turn; a turn with calls where only that shows their results."""
+        results = list(takewhile(lambda message: message["role"] == "tool", messages))
+        try:
+            text = self._behind_reply(messages, prompt=prompt)
+        except BadInput:
+            if not results:
+                raise
+            text = None
+        if text is not None and all(message["content"].strip() in text for message in results):
+            return text
+        behind = self._behind_calls(messages, len(results), prompt=prompt)
+        if behind is None and text is None:
+            return self._behind_reply(messages, prompt=prompt)  # says why it cannot
+        return behind or text or ""
+
+    def _behind_calls(self, messages: Sequence[Message], results: int, *, prompt: bool) -> str | None:
+        """What is behind a turn that calls a tool for each of the first messages; None if the turn changes with them.
+
+        It begins with the token that ends such a turn. Gemma 4 shows results only so, within the turn of their calls.
+        """
+        named = [
+            {**message, "tool_call_id": message.get("tool_call_id") or f"call_{number}"}
+            for number, message in enumerate(messages[:results])
+        ]
+        calls = [
+            {
+                "type": "function",
+                "id": message["tool_call_id"],
+                "function": {"name": message.get("name") or "tool", "arguments": {}},
+            }
+            for message in named
+        ]
+        turn: list[Message] = [_QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}]
+        try:
+            alone = self._text(turn, prompt=False)
+            whole = self._text([*turn, *named, *messages[results:]], prompt=prompt)
+        except BadInput:
+            return None
+        if not whole.startswith(alone):
+            return None
+        end = next((token for token in self._special if alone.endswith(token)), "")
+        return str(end) + whole.removeprefix(alone)
+
+    def _behind_reply(self, messages: Sequence[Message], *, prompt: bool) -> str:
         turn: list[Message] = [_QUESTION, {"role": "assistant", "content": _REPLY}]
         text = self._text([*turn, *messages], prompt=prompt)
         _, found, behind = text.partition(_REPLY)
@@ -365,13 +412,22 @@ class ChatTemplate:
         """The text of a conversation, with all variables or with those of these names."""
         from jinja2.exceptions import TemplateError
 
-        try:
-            text = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=prompt,
-                **{name: self._variables[name] for name in (self._variables if names is None else names)},
+        variables = {name: self._variables[name] for name in (self._variables if names is None else names)}
+
+        def shown(given: Sequence[Message]) -> Any:
+            return self._tokenizer.apply_chat_template(
+                [dict(message) for message in given], tokenize=False, add_generation_prompt=prompt, **variables
             )
+
+        try:
+            try:
+                text = shown(messages)
+            except TypeError:
+                # Most templates take the arguments of a call as an object, those of DeepSeek as text.
+                as_text = [_with_text_arguments(message) for message in messages]
+                if as_text == list(messages):
+                    raise
+                text = shown(as_text)
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages) or "no message"
             raise self._bad(f"refuses a conversation of {roles}: {error}") from error
@@ -422,6 +478,16 @@ def _is_begun(messages: Sequence[Message]) -> bool:
     if messages[-1].get("tool_calls"):
         raise BadInput("the last message is an assistant's that calls tools: append the results of its calls")
     return True
+
+
+def _with_text_arguments(message: Message) -> Message:
+    """The message with the arguments of its calls as JSON text."""
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    texts = [json.dumps(call["function"]["arguments"], ensure_ascii=False) for call in calls]
+    functions = [{**call["function"], "arguments": text} for call, text in zip(calls, texts, strict=True)]
+    return {**message, "tool_calls": [{**call, "function": f} for call, f in zip(calls, functions, strict=True)]}
 
 
 def _load_tokenizer(folder: Path) -> Any:

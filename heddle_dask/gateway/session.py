@@ -13,10 +13,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast
 
+from heddle_dask.chat.conversation import ChatMessage, with_tool_names
 from heddle_dask.chat.history import History, Path, Place
 from heddle_dask.core.errors import BadInput, text_of
 from heddle_dask.core.sampling import StructuredOutput
@@ -168,7 +169,7 @@ class GatewaySession:
         place = self._history.place(request.path, order.messages)
         if place.rests and place.branch is not None:
             return self._contexts[place.branch].context_tokens
-        return self._tokens(place, request.variables)
+        return self._tokens(place, request)
 
     async def replay(self, events: Iterable[SessionEvent]) -> None:
         """Repeat the steps of a recorded session; the orders that come then get their answers, each once.
@@ -285,11 +286,11 @@ class GatewaySession:
         order = request.order
         form = form_of(order)
         place = self._history.place(request.path, order.messages)
-        context = self._context(place, request.variables)
+        context = self._context(place, request)
         branch = self._history.begin(place)
         self._contexts[branch] = context
         self._note()
-        step = _Step(self._steps, request, place, branch, _prompt_tokens(context, place))
+        step = _Step(self._steps, request, place, branch, _prompt_tokens(context, place, order.messages))
         self._steps += 1
         self._on_event(StepAsked(step.number, order))
         step.task = asyncio.ensure_future(self._run(step, form))
@@ -364,7 +365,7 @@ class GatewaySession:
             raise OrderRefused(f"template or tools is no JSON: {error}", "invalid_request") from None
         return json.dumps(variables, sort_keys=True), variables
 
-    def _context(self, place: Place, variables: dict[str, Any]) -> Context:
+    def _context(self, place: Place, request: _Request) -> Context:
         """The context of the branch of a place, or a new one.
 
         Raises
@@ -374,24 +375,25 @@ class GatewaySession:
         """
         if place.branch is not None:
             return self._contexts[place.branch]
-        tokens = self._tokens(place, variables)
+        tokens = self._tokens(place, request)
         if tokens >= self._first.max_context_tokens:
             raise _too_long(tokens, self._first.max_context_tokens)
         if place.turn is not None:
             return self._contexts[place.turn.branch].fork(after_step=place.turn.step_index)
         is_first = not self._contexts and not self._first.context_tokens
         context = self._first if is_first else self._first.fork(after_step=-1)
-        if variables:
-            context.set_template(**variables)
+        if request.variables:
+            context.set_template(**request.variables)
         return context
 
-    def _tokens(self, place: Place, variables: dict[str, Any]) -> int:
+    def _tokens(self, place: Place, request: _Request) -> int:
         """Tokens of the prompt of a place, without a change of any context."""
         try:
             if place.turn is not None:
                 at = self._contexts[place.turn.branch]
-                return at.prompt_tokens(place.messages, after_step=place.turn.step_index)
-            return self._first.prompt_tokens(place.messages, after_step=-1, template=variables)
+                messages = _rendered(place, request.order.messages)
+                return at.prompt_tokens(messages, after_step=place.turn.step_index)
+            return self._first.prompt_tokens(place.messages, after_step=-1, template=request.variables)
         except BadInput as error:
             raise OrderRefused(text_of(error), "invalid_request") from None
 
@@ -402,7 +404,12 @@ class GatewaySession:
             self._first.metadata[METADATA] = {"altered_turns": history.altered, "forks": history.forked}
 
 
-def _prompt_tokens(context: Context, place: Place) -> int:
+def _rendered(place: Place, conversation: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+    """The messages of a place as they are rendered behind its turn: some templates show results by the tool's name."""
+    return place.messages if place.turn is None else with_tool_names(place.messages, conversation)
+
+
+def _prompt_tokens(context: Context, place: Place, conversation: Sequence[ChatMessage]) -> int:
     """Append the messages of a place to its context; tokens of the prompt.
 
     Raises
@@ -411,7 +418,7 @@ def _prompt_tokens(context: Context, place: Place) -> int:
         The template refuses them.
     """
     try:
-        for message in () if place.rests else place.messages:
+        for message in () if place.rests else _rendered(place, conversation):
             context.append_message(message)
         return context.context_tokens
     except BadInput as error:
