@@ -2,7 +2,8 @@
 
 Forms: a name with an optional tier and split (``math``, ``code:hard``, ``search:train``, ``math:hard:train``; easy and
 test by default), ``replay:TRACE`` (the name of a
-recorded trace, or a file), ``prompts:PATH`` (a file or folder of rows), ``agent:NAME:TASKS`` (an agent that is a
+recorded trace, or a file), ``prompts:PATH`` (a file or folder of rows),
+``openenv:URL`` (a server of OpenEnv), ``agent:NAME:TASKS`` (an agent that is a
 command, and a set of tasks for it), and ``package.module:function``. The function of the last form is one of
 
 - ``async def solve(task, ctx)``: the agent program itself. A function ``tasks(count, seed)`` of the
@@ -35,6 +36,7 @@ BUILT_IN = {
 # Their tasks are the user's: what follows the name is theirs to read.
 FROM_ELSEWHERE = {
     "agent": "heddle_dask.environments.command_agent:loaded_agent",
+    "openenv": "heddle_dask.apis.openenv:OpenEnvEnvironment",
     "prompts": "heddle_dask.environments.task_sets.prompts:Prompts",
 }
 TIERS = ("easy", "hard")

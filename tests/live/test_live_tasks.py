@@ -15,15 +15,19 @@ import cloudpickle
 import pytest
 from worlds.image_files import ImageFiles, layer_of, small_root
 from worlds.live_world import descendants, emulated, run
+from worlds.openenv_server import openenv_server
 from worlds.shared_cluster import shared_cluster
 
+from heddle_dask.apis.rewarded import rewarded
 from heddle_dask.chat.tool_calls import format_call
 from heddle_dask.core.needs import Needs
 from heddle_dask.environments.agent_tasks import load_agent_tasks
 from heddle_dask.environments.base import Context, Reply, Task
+from heddle_dask.environments.loading import load_environment
 from heddle_dask.environments.mcp_tools import McpServer, mcp_tools
 from heddle_dask.environments.reference_agent import ReferenceAgent
 from heddle_dask.environments.task_sets.harbor import HarborTasks
+from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.records.trajectory import TrajectoryRecord
 
@@ -221,5 +225,33 @@ def test_swe_style_rows_are_judged_by_their_tests(model_dir: str, tmp_path: Path
             # Its own tests do not count: they are as they were before the tests of the row come in.
             assert (cheating.reward, cheating.reward_parts) == (0.0, {"fail_to_pass": 0.0, "pass_to_pass": 1.0})
             assert (found["no-python"].reward, found["no-python"].metadata["tests_exit_code"]) == (None, 127)
+
+    run(body())
+
+
+def test_prompts_and_servers_of_openenv_are_environments(model_dir: str, tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(
+        "def last(task, transcript):\n    return float(transcript.text.count(task.payload['answer']))\n"
+    )
+    rows = [{"question": f"Say {word}.", "answer": word} for word in ("one", "two", "three")]
+    (tmp_path / "words.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "script").write_text(json.dumps({"text": "hello"}))
+    (tmp_path / "server").mkdir()
+
+    async def body() -> None:
+        with openenv_server(tmp_path / "server") as url:
+            async with shared_cluster(1) as client:
+                options = {"model": model_dir, "engines": emulated(model_dir)}
+                prompts = rewarded(load_environment(f"prompts:{tmp_path}/words.jsonl"), f"{tmp_path}/rewards.py:last")
+                batch = await Rollout(client, env=prompts, **options).run(3)
+                assert [(each.status, each.reward, len(each.steps)) for each in batch] == [("completed", 1.0, 1)] * 3
+                options |= {
+                    "engines": emulated(model_dir, script=str(tmp_path / "script")),
+                    "budget": Budget(max_steps=3),
+                }
+                batch = await Rollout(client, env=f"openenv:{url}", **options).run(2)
+                for each in batch:
+                    assert (each.status, len(each.steps)) == ("truncated", 3), each.detail
+                    assert each.reward == pytest.approx(1.5), "each reply of five letters is worth 0.5"
 
     run(body())

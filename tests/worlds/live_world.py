@@ -34,7 +34,7 @@ def run(coroutine: Coroutine[Any, Any, Any], hang_s: float = HANG_S) -> Any:
 
 def emulated(model: str, *, seconds_per_token: float = 0.002, slots: int = 4, **options: Any) -> EngineSpec:
     cost = {"seconds_per_token": seconds_per_token}
-    own = {name: options.pop(name) for name in ("faults", "time_scale", "emulation") if name in options}
+    own = {name: options.pop(name) for name in ("faults", "time_scale", "emulation", "script") if name in options}
     chosen = EmulatedOptions(cost=cost, **own)
     return EngineSpec("emulated", model, slots=slots, max_model_len=4096, options=chosen, **options)
 
