@@ -37,7 +37,7 @@ def test_the_pages_quote_the_median_cell_and_the_range() -> None:
     readme = (ROOT / "README.md").read_text()
     row = next(line for line in readme.splitlines() if "on 8 H100" in line)
     assert [cell.strip() for cell in row.split("|")[2:5]] == [f"{found[n][0]:.2f}" for n in OURS.values()]
-    page = " ".join((ROOT / "docs" / "experiments" / "2026-11-26-best-rule-cells.md").read_text().split())
+    page = " ".join((ROOT / "benchmarks" / "best_rule_cells.md").read_text().split())
     for title, name in (("`sticky-forecast`", "default"), ("`heddle` learned", "learned"), ("exact lengths", "exact")):
         middle, least, most = found[name]
         assert f"{title} {middle:.2f} ({least:.2f}-{most:.2f})" in page
