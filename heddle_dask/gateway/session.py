@@ -1,8 +1,7 @@
 """The requests of an agent as steps of one trajectory: each goes on in the context that has its history, or in a fork.
 
 What was sampled is never tokenised again: a request that repeats it goes on from the stored tokens (`History`). A
-request whose client has gone may come again: for some seconds its step goes on, and later it begins again at the same
-place; whoever asks for it next gets it, once. Equal requests of clients that all wait are parallel samples.
+request that comes again gets the same step (`AskedSteps`), or one that begins again at the same place.
 
 The decisions depend only on the order in which steps are asked for and end. Both are told (`on_event`), so that a
 session is rebuilt by `replay`.
@@ -12,16 +11,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from heddle_dask.chat.conversation import ChatMessage, with_tool_names
-from heddle_dask.chat.history import History, Path, Place
+from heddle_dask.chat.history import History, Place
 from heddle_dask.core.errors import BadInput, text_of
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.environments.base import Context
+from heddle_dask.gateway.asked_steps import AskedStep, AskedSteps, Request, SessionEvent, StepAsked
 from heddle_dask.gateway.orders import OnText, OrderRefused, StepAnswer, StepOrder
 from heddle_dask.gateway.replies import choice_of, form_of
 
@@ -29,74 +27,6 @@ METADATA = "conversation"
 """The entry of a trajectory's metadata: turns that came back altered, and requests that needed a fork."""
 GRACE_S = 10.0
 """Seconds that a step goes on whose clients have gone: those that retry come back in less."""
-
-Outcome = Literal["answered", "aborted", "failed"]
-_Key = tuple[bytes, tuple[Any, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class StepAsked:
-    """A step begins for an order; steps of one session are numbered from 0."""
-
-    number: int
-    order: StepOrder
-
-
-@dataclass(frozen=True, slots=True)
-class StepSettled:
-    """That step has ended."""
-
-    number: int
-    outcome: Outcome
-
-
-SessionEvent = StepAsked | StepSettled
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """An order with what names its conversation.
-
-    Attributes
-    ----------
-    variables
-        Those of the template that its conversation needs.
-    key
-        Equal for orders that ask for the same.
-    """
-
-    order: StepOrder
-    variables: dict[str, Any]
-    path: Path
-    key: _Key
-
-
-@dataclass(slots=True, eq=False)
-class _Step:
-    """A step of one order, which one or more clients wait for, or nobody."""
-
-    number: int
-    request: _Request
-    place: Place
-    branch: int
-    prompt_tokens: int
-    task: asyncio.Task[StepAnswer] | None = None
-    waiting: int = 0
-    timer: asyncio.TimerHandle | None = None
-    gives_up: bool = False
-
-    @property
-    def key(self) -> _Key:
-        return self.request.key
-
-    @property
-    def running(self) -> asyncio.Task[StepAnswer]:
-        assert self.task is not None
-        return self.task
-
-    @property
-    def has_failed(self) -> bool:
-        return self.running.cancelled() or self.running.exception() is not None
 
 
 class GatewaySession:
@@ -121,16 +51,12 @@ class GatewaySession:
     ) -> None:
         self._first = context
         self._variables = context.template_variables
-        self._grace_s = grace_s
         self._on_event = on_event
         self._history = History()
         self._contexts: dict[int, Context] = {}  # by the number of their branch in the history
         self._steps = 0
         self._beginning = asyncio.Lock()
-        self._open: list[_Step] = []
-        # Steps that nobody waits for, running or answered: the next equal order takes one.
-        self._unclaimed: defaultdict[_Key, list[_Step]] = defaultdict(list)
-        self._by_idempotency_key: dict[str, _Step] = {}
+        self._asked = AskedSteps(grace_s, on_event)
         # Tools are long, and the same in all requests of an agent.
         self._roots: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
 
@@ -152,7 +78,7 @@ class GatewaySession:
         try:
             await asyncio.wait([step.running])
         except asyncio.CancelledError:
-            self._leave(step)
+            self._asked.leave(step)
             raise
         step.waiting -= 1
         return _answer_of(step.running)
@@ -179,103 +105,43 @@ class GatewaySession:
         Exception
             What a step raises that has an answer in the recorded session.
         """
-        steps: dict[int, _Step] = {}
+        steps: dict[int, AskedStep] = {}
         for event in events:
             if isinstance(event, StepAsked):
                 async with self._beginning:
-                    step = steps[event.number] = self._begin(self._request(event.order))
-                    self._unclaimed[step.key].append(step)
+                    steps[event.number] = self._begin(self._request(event.order), claimed=False)
                     await asyncio.sleep(0)
                 continue
             step = steps[event.number]
             if event.outcome == "aborted":
-                self._abort(step)
+                self._asked.abort(step)
             await asyncio.wait([step.running])
             if event.outcome == "answered":
                 step.running.result()
 
     async def close(self) -> None:
         """Abort what runs."""
-        for step in list(self._open):
-            self._abort(step)
-        if self._open:
-            await asyncio.wait([step.running for step in self._open])
+        await self._asked.close()
 
-    async def _step_for(self, request: _Request) -> _Step:
-        """The step of a request, which waits for it: an equal one, or one that begins now."""
+    async def _step_for(self, request: Request) -> AskedStep:
+        """The step of a request, whose client waits for it: an equal one, or one that begins now."""
         async with self._beginning:
-            step = await self._repeated(request)
+            step = await self._asked.repeated(request)
             if step is not None:
-                self._claim(step)
                 return step
-            step = self._begin(request)
-            self._claim(step)
+            step = self._begin(request, claimed=True)
             try:
                 # Now it is begun: its context has made the forks for its choices. Whatever begins later forks later,
                 # so that a replay makes the same forks in the same order.
                 await asyncio.sleep(0)
             except asyncio.CancelledError:
-                self._leave(step)
+                self._asked.leave(step)
                 raise
             return step
 
-    # -- requests that come again ------------------------------------------------------------------
-
-    async def _repeated(self, request: _Request) -> _Step | None:
-        """The step that this request repeats, if it does."""
-        while (step := self._equal_step(request)) is not None and step.gives_up:
-            await asyncio.wait([step.running])
-        return step
-
-    def _equal_step(self, request: _Request) -> _Step | None:
-        name = request.order.idempotency_key
-        if name and (known := self._by_idempotency_key.get(name)):
-            if known.key != request.key:
-                raise OrderRefused("the idempotency key was used with another request", "invalid_request")
-            return known
-        unclaimed = self._unclaimed.get(request.key)
-        if unclaimed:
-            return unclaimed[0]
-        running = [step for step in self._open if step.key == request.key]
-        return next((step for step in running if step.gives_up or request.order.is_retry), None)
-
-    def _claim(self, step: _Step) -> None:
-        """A client waits for the step."""
-        step.waiting += 1
-        self._unlist(step)
-
-    def _unlist(self, step: _Step) -> None:
-        if step.timer is not None:
-            step.timer.cancel()
-            step.timer = None
-        unclaimed = self._unclaimed.get(step.key, [])
-        if step in unclaimed:
-            unclaimed.remove(step)
-            if not unclaimed:
-                del self._unclaimed[step.key]
-
-    def _leave(self, step: _Step) -> None:
-        """A client of the step has gone."""
-        step.waiting -= 1
-        if step.waiting or step.gives_up:
-            return
-        if not step.running.done():
-            step.timer = asyncio.get_running_loop().call_later(self._grace_s, self._abort, step)
-        elif step.has_failed:
-            return
-        self._unclaimed[step.key].append(step)
-
-    def _abort(self, step: _Step) -> None:
-        self._unlist(step)
-        if not step.running.done() and not step.gives_up:
-            step.gives_up = True
-            # Before the context hears of it: a replay must not wait for a step that was given up.
-            self._on_event(StepSettled(step.number, "aborted"))
-            step.running.cancel()
-
     # -- steps -------------------------------------------------------------------------------------
 
-    def _begin(self, request: _Request) -> _Step:
+    def _begin(self, request: Request, *, claimed: bool) -> AskedStep:
         """A new step for an order.
 
         Raises
@@ -290,17 +156,14 @@ class GatewaySession:
         branch = self._history.begin(place)
         self._contexts[branch] = context
         self._note()
-        step = _Step(self._steps, request, place, branch, _prompt_tokens(context, place, order.messages))
+        step = AskedStep(self._steps, request, place, branch, _prompt_tokens(context, place, order.messages))
         self._steps += 1
         self._on_event(StepAsked(step.number, order))
         step.task = asyncio.ensure_future(self._run(step, form))
-        self._open.append(step)
-        if order.idempotency_key:
-            self._by_idempotency_key[order.idempotency_key] = step
-        step.task.add_done_callback(lambda task: self._ended(step))
+        self._asked.add(step, claimed=claimed)
         return step
 
-    async def _run(self, step: _Step, form: StructuredOutput | None) -> StepAnswer:
+    async def _run(self, step: AskedStep, form: StructuredOutput | None) -> StepAnswer:
         context, order = self._contexts[step.branch], step.request.order
         try:
             _check_budget(context, step.prompt_tokens)
@@ -332,18 +195,9 @@ class GatewaySession:
             reply.policy_version,
         )
 
-    def _ended(self, step: _Step) -> None:
-        self._open.remove(step)
-        if step.has_failed:
-            self._by_idempotency_key.pop(step.request.order.idempotency_key, None)
-            self._unlist(step)
-        # One that is cancelled with its trajectory has no outcome: it runs again when that is resumed.
-        if not step.running.cancelled():
-            self._on_event(StepSettled(step.number, "failed" if step.has_failed else "answered"))
-
     # -- contexts ----------------------------------------------------------------------------------
 
-    def _request(self, order: StepOrder) -> _Request:
+    def _request(self, order: StepOrder) -> Request:
         if not order.messages:
             raise OrderRefused("messages is empty: send at least one", "invalid_request")
         given = order.template, order.tools
@@ -353,7 +207,7 @@ class GatewaySession:
         path = self._history.path(root, order.messages)
         options = (order.tool_choice, order.max_tokens, order.temperature, order.top_p, order.top_k, order.min_p)
         key = path[-1], (*options, order.stop, order.structured, order.seed, order.n)
-        return _Request(order, variables, path, key)
+        return Request(order, variables, path, key)
 
     def _root(self, template: str, tools: str) -> tuple[str, dict[str, Any]]:
         """What names the variables of the template, and the variables."""
@@ -365,7 +219,7 @@ class GatewaySession:
             raise OrderRefused(f"template or tools is no JSON: {error}", "invalid_request") from None
         return json.dumps(variables, sort_keys=True), variables
 
-    def _context(self, place: Place, request: _Request) -> Context:
+    def _context(self, place: Place, request: Request) -> Context:
         """The context of the branch of a place, or a new one.
 
         Raises
@@ -386,7 +240,7 @@ class GatewaySession:
             context.set_template(**request.variables)
         return context
 
-    def _tokens(self, place: Place, request: _Request) -> int:
+    def _tokens(self, place: Place, request: Request) -> int:
         """Tokens of the prompt of a place, without a change of any context."""
         try:
             if place.turn is not None:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers.tokenization_utils_fast import PreTrainedTokenizerFast
 
-from heddle_dask.chat.template import TEMPLATE_TEXT, ChatTemplate, Rendering
+from heddle_dask.chat.content_spans import TEMPLATE_TEXT, Rendering
+from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput
 
 CHATML = """\

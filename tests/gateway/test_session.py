@@ -16,8 +16,9 @@ from worlds.scripted_plane import context_on
 from heddle_dask.chat.conversation import CalledTool, ChatMessage
 from heddle_dask.chat.tool_calls import format_call
 from heddle_dask.core.sampling import StructuredOutput
+from heddle_dask.gateway.asked_steps import StepAsked, StepSettled
 from heddle_dask.gateway.orders import OrderRefused, StepOrder
-from heddle_dask.gateway.session import GatewaySession, StepAsked, StepSettled
+from heddle_dask.gateway.session import GatewaySession
 from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.programs.context import LiveContext
 
@@ -257,7 +258,7 @@ async def began(agent: Agent, count: int) -> None:
 
 def test_a_client_that_comes_again_gets_the_same_step_once(model_dir: str) -> None:
     agent = Agent(model_dir, holds=True)
-    agent.session._grace_s = 60.0
+    agent.session._asked._grace_s = 60.0
 
     async def body() -> None:
         first = asyncio.ensure_future(agent.ask(HELLO))
@@ -280,7 +281,7 @@ def test_a_client_that_comes_again_gets_the_same_step_once(model_dir: str) -> No
 
 def test_an_answer_that_nobody_has_got_is_kept_for_the_next_equal_request(model_dir: str) -> None:
     agent = Agent(model_dir, holds=True)
-    agent.session._grace_s = 60.0
+    agent.session._asked._grace_s = 60.0
 
     async def body() -> None:
         first = asyncio.ensure_future(agent.ask(HELLO))

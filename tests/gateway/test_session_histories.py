@@ -18,8 +18,9 @@ from worlds.scripted_plane import context_on
 from heddle_dask.chat.conversation import ChatMessage
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.chat.tool_calls import format_call
+from heddle_dask.gateway.asked_steps import StepAsked, StepSettled
 from heddle_dask.gateway.orders import Choice, StepAnswer, StepOrder
-from heddle_dask.gateway.session import GatewaySession, StepAsked, StepSettled
+from heddle_dask.gateway.session import GatewaySession
 from heddle_dask.live.driver.files.resume import recorded_results
 from heddle_dask.live.driver.programs.context import LiveContext
 from heddle_dask.records.token_record import Attribution

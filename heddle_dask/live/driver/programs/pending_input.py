@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from heddle_dask.chat.content_spans import TEMPLATE_TEXT, Rendering
 from heddle_dask.chat.conversation import ChatMessage
 from heddle_dask.chat.reply_parts import answer_of
-from heddle_dask.chat.template import TEMPLATE_TEXT, ChatTemplate, Rendering
+from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.core.errors import BadInput
 from heddle_dask.environments.base import Role
 from heddle_dask.records.token_record import Attribution, TokenRecord
