@@ -21,12 +21,12 @@ from hashlib import blake2b
 from heddle_dask.chat.conversation import ChatMessage
 
 _DIGEST_BYTES = 16
-Path = tuple[bytes, ...]
+HistoryPath = tuple[bytes, ...]
 """Names of the beginnings of a conversation: of none of its messages, the first, the first two, and so on."""
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SampledTurn:
     """A turn that was sampled.
 
     Attributes
@@ -45,7 +45,7 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HistoryPlace:
     """Where a request goes on.
 
     Attributes
@@ -65,11 +65,11 @@ class Place:
         The last message, where it is the beginning of the reply.
     """
 
-    turn: Turn | None
+    turn: SampledTurn | None
     messages: tuple[ChatMessage, ...]
     branch: int | None
     rests: bool
-    path: Path
+    path: HistoryPath
     begun: ChatMessage | None
 
     @property
@@ -92,7 +92,7 @@ class _Branch:
         Number of messages of that prompt that were known when it was rendered.
     """
 
-    turn: Turn | None = None
+    turn: SampledTurn | None = None
     prompt: bytes | None = None
     known: int = 0
 
@@ -111,14 +111,14 @@ class History:
 
     altered: int = 0
     forked: int = 0
-    _turns: dict[bytes, list[Turn]] = field(default_factory=dict)  # by the conversation that ends with them
+    _turns: dict[bytes, list[SampledTurn]] = field(default_factory=dict)  # by the conversation that ends with them
     _asked: set[bytes] = field(default_factory=set)  # prompts for which a turn was sampled
     _altered: set[bytes] = field(default_factory=set)
     _branches: list[_Branch] = field(default_factory=list)
     _resting: dict[bytes, list[int]] = field(default_factory=dict)  # branches by the prompt at which they rest
     _digests: dict[ChatMessage, bytes] = field(default_factory=dict)
 
-    def path(self, root: str, messages: Sequence[ChatMessage]) -> Path:
+    def path(self, root: str, messages: Sequence[ChatMessage]) -> HistoryPath:
         """Names of the beginnings of a conversation; equal for those that mean the same.
 
         Parameters
@@ -131,10 +131,10 @@ class History:
             path.append(self._next(path[-1], message))
         return tuple(path)
 
-    def place(self, path: Path, messages: Sequence[ChatMessage]) -> Place:
+    def place(self, path: HistoryPath, messages: Sequence[ChatMessage]) -> HistoryPlace:
         """Where a request with these messages, at least one, and their path goes on; changes nothing."""
         begun = messages[-1] if messages[-1].role == "assistant" else None
-        place = Place(None, tuple(messages), None, False, path, begun)
+        place = HistoryPlace(None, tuple(messages), None, False, path, begun)
         resting, rendered = self._resting.get(path[-1]), 0
         if resting:
             place, rendered = replace(place, branch=resting[0], rests=True), self._branches[resting[0]].known
@@ -147,10 +147,10 @@ class History:
                 free = [turn for turn in turns if self._branches[turn.branch].turn == turn]
                 turn = (free or turns)[-1]
                 branch = turn.branch if free else None
-                return Place(turn, place.messages[count:], branch, False, path, begun)
+                return HistoryPlace(turn, place.messages[count:], branch, False, path, begun)
         return place
 
-    def begin(self, place: Place) -> int:
+    def begin(self, place: HistoryPlace) -> int:
         """A step begins there; the number of its branch, which is a new one where the place has none."""
         self._count_altered(place)
         number = place.branch
@@ -164,7 +164,12 @@ class History:
         return number
 
     def answered(
-        self, place: Place, branch: int, replies: Sequence[ChatMessage], step_index: int, cut: Sequence[bool] = ()
+        self,
+        place: HistoryPlace,
+        branch: int,
+        replies: Sequence[ChatMessage],
+        step_index: int,
+        cut: Sequence[bool] = (),
     ) -> list[int]:
         """The step of a branch has sampled these turns side by side; the branch of each, of which later ones are new.
 
@@ -176,7 +181,7 @@ class History:
         self._asked.add(place.prompt)
         branches = [branch, *(self._new_branch() for _ in replies[1:])]
         for number, reply, is_cut in zip(branches, replies, cut or [False] * len(replies), strict=True):
-            turn = Turn(number, step_index, is_cut)
+            turn = SampledTurn(number, step_index, is_cut)
             self._branches[number].turn = turn
             self._turns.setdefault(self._next(place.prompt, reply), []).append(turn)
             if place.begun is not None:
@@ -185,7 +190,7 @@ class History:
                 self._turns.setdefault(self._next(place.path[-2], whole), []).append(turn)
         return branches
 
-    def given_up(self, place: Place, branch: int) -> None:
+    def given_up(self, place: HistoryPlace, branch: int) -> None:
         """The step of a branch has ended without a turn; the branch has the messages of its prompt."""
         if not place.rests:
             self._branches[branch].known = len(place.path) - 1 - len(place.messages)
@@ -196,7 +201,7 @@ class History:
         self._branches.append(_Branch())
         return len(self._branches) - 1
 
-    def _count_altered(self, place: Place) -> None:
+    def _count_altered(self, place: HistoryPlace) -> None:
         """Count assistant messages that are rendered where another turn was sampled, each once."""
         if place.rests:
             return

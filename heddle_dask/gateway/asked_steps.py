@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from heddle_dask.chat.history import Path, Place
+from heddle_dask.chat.history import HistoryPath, HistoryPlace
 from heddle_dask.gateway.orders import OrderRefused, StepAnswer, StepOrder
 
 Outcome = Literal["answered", "aborted", "failed"]
@@ -39,7 +39,7 @@ SessionEvent = StepAsked | StepSettled
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AskedRequest:
     """An order with what names its conversation.
 
     Attributes
@@ -52,7 +52,7 @@ class Request:
 
     order: StepOrder
     variables: dict[str, Any]
-    path: Path
+    path: HistoryPath
     key: RequestKey
 
 
@@ -61,8 +61,8 @@ class AskedStep:
     """A step of one order, which one or more clients wait for, or nobody."""
 
     number: int
-    request: Request
-    place: Place
+    request: AskedRequest
+    place: HistoryPlace
     branch: int
     prompt_tokens: int
     task: asyncio.Task[StepAnswer] | None = None
@@ -115,7 +115,7 @@ class AskedSteps:
             self._unclaimed[step.key].append(step)
         step.running.add_done_callback(lambda task: self._ended(step))
 
-    async def repeated(self, request: Request) -> AskedStep | None:
+    async def repeated(self, request: AskedRequest) -> AskedStep | None:
         """The step that this request repeats, if it does: its client waits for it.
 
         Raises
@@ -130,7 +130,7 @@ class AskedSteps:
             self._unlist(step)
         return step
 
-    def _equal_step(self, request: Request) -> AskedStep | None:
+    def _equal_step(self, request: AskedRequest) -> AskedStep | None:
         name = request.order.idempotency_key
         if name and (known := self._by_idempotency_key.get(name)):
             if known.key != request.key:

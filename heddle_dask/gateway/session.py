@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 from heddle_dask.chat.conversation import ChatMessage, with_tool_names
-from heddle_dask.chat.history import History, Place
+from heddle_dask.chat.history import History, HistoryPlace
 from heddle_dask.core.errors import BadInput, text_of
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.environments.base import Context
-from heddle_dask.gateway.asked_steps import AskedStep, AskedSteps, Request, SessionEvent, StepAsked
+from heddle_dask.gateway.asked_steps import AskedRequest, AskedStep, AskedSteps, SessionEvent, StepAsked
 from heddle_dask.gateway.orders import OnText, OrderRefused, StepAnswer, StepOrder
 from heddle_dask.gateway.replies import choice_of, form_of
 
@@ -123,7 +123,7 @@ class GatewaySession:
         """Abort what runs."""
         await self._asked.close()
 
-    async def _step_for(self, request: Request) -> AskedStep:
+    async def _step_for(self, request: AskedRequest) -> AskedStep:
         """The step of a request, whose client waits for it: an equal one, or one that begins now."""
         async with self._beginning:
             step = await self._asked.repeated(request)
@@ -141,7 +141,7 @@ class GatewaySession:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def _begin(self, request: Request, *, claimed: bool) -> AskedStep:
+    def _begin(self, request: AskedRequest, *, claimed: bool) -> AskedStep:
         """A new step for an order.
 
         Raises
@@ -197,7 +197,7 @@ class GatewaySession:
 
     # -- contexts ----------------------------------------------------------------------------------
 
-    def _request(self, order: StepOrder) -> Request:
+    def _request(self, order: StepOrder) -> AskedRequest:
         if not order.messages:
             raise OrderRefused("messages is empty: send at least one", "invalid_request")
         given = order.template, order.tools
@@ -207,7 +207,7 @@ class GatewaySession:
         path = self._history.path(root, order.messages)
         options = (order.tool_choice, order.max_tokens, order.temperature, order.top_p, order.top_k, order.min_p)
         key = path[-1], (*options, order.stop, order.structured, order.seed, order.n)
-        return Request(order, variables, path, key)
+        return AskedRequest(order, variables, path, key)
 
     def _root(self, template: str, tools: str) -> tuple[str, dict[str, Any]]:
         """What names the variables of the template, and the variables."""
@@ -219,7 +219,7 @@ class GatewaySession:
             raise OrderRefused(f"template or tools is no JSON: {error}", "invalid_request") from None
         return json.dumps(variables, sort_keys=True), variables
 
-    def _context(self, place: Place, request: Request) -> Context:
+    def _context(self, place: HistoryPlace, request: AskedRequest) -> Context:
         """The context of the branch of a place, or a new one.
 
         Raises
@@ -240,7 +240,7 @@ class GatewaySession:
             context.set_template(**request.variables)
         return context
 
-    def _tokens(self, place: Place, request: Request) -> int:
+    def _tokens(self, place: HistoryPlace, request: AskedRequest) -> int:
         """Tokens of the prompt of a place, without a change of any context."""
         try:
             if place.turn is not None:
@@ -258,12 +258,12 @@ class GatewaySession:
             self._first.metadata[METADATA] = {"altered_turns": history.altered, "forks": history.forked}
 
 
-def _rendered(place: Place, conversation: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
+def _rendered(place: HistoryPlace, conversation: Sequence[ChatMessage]) -> Sequence[ChatMessage]:
     """The messages of a place as they are rendered behind its turn: some templates show results by the tool's name."""
     return place.messages if place.turn is None else with_tool_names(place.messages, conversation)
 
 
-def _prompt_tokens(context: Context, place: Place, conversation: Sequence[ChatMessage]) -> int:
+def _prompt_tokens(context: Context, place: HistoryPlace, conversation: Sequence[ChatMessage]) -> int:
     """Append the messages of a place to its context; tokens of the prompt.
 
     Raises
