@@ -18,7 +18,7 @@ from heddle_dask.gateway.orders import Choice, OrderRefused, StepAnswer, StepOrd
 from heddle_dask.live.wire.gateway_frames import ANSWER, TEXT, read_frame, write_frame
 from heddle_dask.live.wire.gateway_messages import AnswerBody, OrderBody, body_from, new_key, packed_body
 from heddle_dask.live.wire.messages import StepCall
-from heddle_dask.live.worker.gateway_link import MOST_IN_FLIGHT, GatewayLink
+from heddle_dask.live.worker.gateway_link import MOST_IN_FLIGHT, MOST_ORDER_BYTES, GatewayLink
 from heddle_dask.live.worker.step_text import RunningText
 
 
@@ -122,6 +122,10 @@ def test_a_key_has_so_many_requests_at_a_time_and_none_outlives_the_worker() -> 
         with pytest.raises(OrderRefused, match="64 requests of this key are open") as refused:
             await exchange.answer(ORDER)
         assert refused.value.kind == "overloaded"
+        long = StepOrder((ChatMessage("user", "x" * (MOST_ORDER_BYTES + 1)),))
+        with pytest.raises(OrderRefused, match="more than 16 MiB") as refused:
+            await ends.link.exchange(new_key("s")).answer(long)
+        assert refused.value.kind == "too_large"
         other = asyncio.ensure_future(ends.link.exchange(new_key("s")).answer(ORDER))
         numbers = [(await ends.order())[0] for _ in range(MOST_IN_FLIGHT + 1)]
         ends.answers(numbers[0], "yes")

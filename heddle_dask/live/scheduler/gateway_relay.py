@@ -60,6 +60,7 @@ class GatewayRelay:
         self._client_of = client_of
         self._hosts = hosts
         self._may_come = may_come
+        self._had_worker = False  # one that has gone may be on its way back
         self._asked: dict[str, dict[str, None]] = {}  # tool workers that have asked for each session
         self.scheduler: Scheduler
 
@@ -73,10 +74,12 @@ class GatewayRelay:
         """Start the gateway of the first tool worker."""
         for worker, _ in list(self._hosts.values()):
             try:
-                return await ask_worker(self.scheduler, worker, StartGateway())
+                place = await ask_worker(self.scheduler, worker, StartGateway())
             except OSError:  # it is about to go
                 continue
-        if not self._may_come():
+            self._had_worker = True
+            return place
+        if not (self._had_worker or self._may_come()):
             raise BadInput(_NO_WORKER)
         return GatewayPlace()
 

@@ -27,6 +27,8 @@ from heddle_dask.live.wire.known_orders import KnownOrders
 
 MOST_IN_FLIGHT = 64
 """Orders of one key at a time; an agent that sends more is told to wait (HTTP 429)."""
+MOST_ORDER_BYTES = 16 << 20
+"""Of what of an order the driver does not have yet: more text than the context of any model holds."""
 # Keys whose latest orders are kept: of one that comes back after so many others, all messages are sent again.
 _KEYS_KEPT = 4096
 _DIVERGED = "the engine of the reply was lost in the middle of it, and the reply began again with other words"
@@ -112,12 +114,17 @@ class GatewayLink:
         return body
 
     async def _asked(self, key: str, sent: OrderBody, order: StepOrder, on_text: OnText | None) -> AnswerBody:
+        packed = packed_body(sent)
+        if len(packed) > MOST_ORDER_BYTES:
+            raise OrderRefused(
+                f"messages and tools have more than {MOST_ORDER_BYTES >> 20} MiB: send less", "too_large"
+            )
         self._numbers += 1
         number = self._numbers
         opened = _OpenOrder(key, asyncio.get_running_loop().create_future(), on_text)
         self._open[number] = opened
         self._known_of(key).add(number, order)
-        write_frame(self._writer, ORDER, number, session_of_key(key), key, packed_body(sent))
+        write_frame(self._writer, ORDER, number, session_of_key(key), key, packed)
         try:
             body = await opened.answer
         except asyncio.CancelledError:
