@@ -9,6 +9,7 @@ import pytest
 from worlds.markdown_blocks import ROOT, Block, blocks
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.environments.task_sets.local_images import LocalImages
 from heddle_dask.live.clusters.slurm.cluster_file import read_cluster_file
 from heddle_dask.sim.clusters import cluster_of
 
@@ -24,6 +25,7 @@ def simulated_cluster(path: Path) -> None:
 LOADERS: Mapping[str, Callable[[Path], object]] = {
     "cluster-file": read_cluster_file,
     "simulated-cluster": simulated_cluster,
+    "images": lambda path: LocalImages(path, path.parent),
 }
 
 
