@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from distributed import Client
+from worlds.known_agents import EVERY, known_agent
 from worlds.live_agents import RecordingWorker, ToolAgent
 from worlds.live_world import check_against_engine, control_lines, kill, lives, run, until, worker_process
 from worlds.tcp_door import tcp_door
@@ -20,7 +23,7 @@ from heddle_dask.core.controller import Controller
 from heddle_dask.core.journal_codec import replay
 from heddle_dask.core.resources import ApiQuota, QuotaWindow
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.environments.base import Context, Task
+from heddle_dask.environments.base import Context, Reward, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.live.clusters.local import LocalRolloutCluster
@@ -123,6 +126,39 @@ def test_an_engine_of_vllm_judges_as_a_remote_model_within_its_quota_of_tokens(v
     assert len(used) == 13 and all(20 < tokens < 120 for tokens in used)
     stored = [path for path in vllm_session.out.parent.rglob("*") if path.is_file()]
     assert stored and not any(KEY.encode() in path.read_bytes() for path in stored)
+
+
+class KnownAgents:
+    """One task for each of the agents of other projects."""
+
+    name = "known-agents"
+
+    def __init__(self) -> None:
+        self.agents = [known_agent(name, limit_s=60.0) for name in EVERY]
+
+    def tasks(self, count: int, seed: int) -> list[Task]:
+        (task,) = self.agents[0].tasks(1, seed)
+        return [replace(task, task_id=name) for name in EVERY[:count]]
+
+    async def solve(self, task: Task, ctx: Context) -> float | Reward | None:
+        return await self.agents[EVERY.index(task.task_id)].solve(task, ctx)
+
+
+def test_agents_of_other_projects_end_with_a_reward_or_a_cause(vllm_session: Session) -> None:
+    """The shipped model has not learned their prompts, and some are longer than its context."""
+    batch = vllm_session.roll(KnownAgents(), len(EVERY))
+    assert len(batch) == len(EVERY)
+    rows = [json.loads(line) for line in vllm_session.seen.read_text().splitlines()]
+    for record in batch:
+        said = (record.status, record.cause, record.detail, record.metadata)
+        assert record.reward in (0.0, 1.0) or record.cause, said
+        asked = record.metadata["gateway"]
+        assert asked["requests"] > 0 and (record.steps or asked["refused"]), said
+        # What the engine has sampled is in the record, and nothing else.
+        sampled = sorted(row["sampled"] for row in rows if row["trajectory"] == record.trajectory_id)
+        stored = [record.branches[step.branch].token_ids[step.token_start : step.token_stop] for step in record.steps]
+        assert sampled == sorted(ids.tolist() for ids in stored), said
+    assert {record.task_id: len(record.steps) for record in batch}["openai-agents"] > 0
 
 
 def test_records_equal_what_vllm_saw_and_a_killed_worker_leaves_no_engine(vllm_session: Session) -> None:
