@@ -32,7 +32,7 @@ _MOST_PROCESSES = 1024
 
 
 class AgentFailed(Exception):
-    """The agent never asked for a step: it is not installed, or does not use the gateway."""
+    """The agent got no step: it is not installed, does not use the gateway, or its prompt is too long for the model."""
 
 
 class CommandAgent:
@@ -72,7 +72,7 @@ class CommandAgent:
         Raises
         ------
         AgentFailed
-            It has asked for no step.
+            It got no step.
         EnvironmentFailed
             The gateway was lost, and the agent has failed.
         """
@@ -123,9 +123,13 @@ class CommandAgent:
         ended = result.ended_by or f"exit code {result.exit_code}"
         if noted.get("lost") and not result.ok:
             raise EnvironmentFailed(f"agent {self.description.name}: {ended}; the gateway: {noted['lost'][-1]}")
-        if not gate.requests:
+        if not gate.steps:
+            refused = ", ".join(f"{count} {kind}" for kind, count in noted.get("refused", {}).items())
+            what = (
+                f"none of its requests was answered ({refused})" if gate.requests else "it has not asked the model once"
+            )
             said = " ".join((result.stderr.strip() or result.stdout.strip())[-300:].split())
-            raise AgentFailed(f"agent {self.description.name} has not asked the model once: {ended}: {said}")
+            raise AgentFailed(f"agent {self.description.name}: {what}; {ended}: {said}")
 
     async def _read(self, result: ExecResult, box: ProgramSandbox) -> dict[str, Any]:
         """The agent's answer and the files that are kept."""

@@ -82,7 +82,7 @@ def test_how_agents_end(model_dir: str) -> None:
     assert not [p for p in psutil.process_iter(["cmdline"]) if "forked-away" in " ".join(p.info["cmdline"] or ())]
     mute = found["mute"]
     assert (mute.status, mute.cause, mute.reward) == ("failed", "agent", None)
-    assert "agent mute has not asked the model once: exit code 1: no key at all" in mute.detail.splitlines()[0]
+    assert "agent mute: it has not asked the model once; exit code 1: no key at all" in mute.detail.splitlines()[0]
 
 
 def test_agents_hold_no_cpu(model_dir: str) -> None:
