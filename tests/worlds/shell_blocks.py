@@ -120,8 +120,9 @@ class Shell:
         cluster = [] if own else ["--scheduler", self.address]
         match words[0]:
             case "rollout":
-                small = ["--engine", "emulated", "--model", self.model, "--tasks", "1", "--samples", "2"]
-                return [*small, "--max-steps", "2", "--engines", "1", *cluster]
+                small = ["--engine", "emulated", "--model", self.model, "--samples", "2", "--max-steps", "2"]
+                tasks = [] if "--agent" in words else ["--tasks", "1"]  # of an agent: a set of tasks
+                return [*small, *tasks, "--engines", "1", *cluster]
             case "eval":
                 return ["--engine", "emulated", "--model", self.model, "--max-steps", "2", "--engines", "1", *cluster]
             case "plan":
