@@ -79,11 +79,13 @@ def host_rows(study: Study, pools: Sequence[Pool] = POOLS) -> list[ActionRow]:
 
 
 def _arms(pool: Pool) -> Mapping[str, CpuJob]:
-    """Ours and the paper's form without a word on durations; the arm that knows each suite's seconds says so."""
+    """Ours without a word on durations, and told of them as a user may; arms that know seconds exactly say so."""
     plain = pool.job("fcfs-minimum")
     limits = [units for units in UNITS if 2 <= units <= pool.cpus]
     return {
         "elastic": pool.job("elastic"),
+        "elastic, told suites' seconds within a factor of 2": pool.job("elastic", "wrong"),
+        "elastic, knows each suite's seconds": pool.job("elastic", "true"),
         "least units": plain,
         **{f"fixed {units}": pool.job(f"{FIXED},units={units}") for units in limits},
         **{f"pods of at most {units}": pods_of(plain, limit_cpus=float(units), starts_per_s=0.0) for units in limits},

@@ -19,6 +19,12 @@ def _live(study: Study) -> list[ActionRow]:
     return live_rows(study)
 
 
+def _order_live(study: Study) -> list[ActionRow]:
+    from benchmarks.actions.order_live import order_rows
+
+    return order_rows(study)
+
+
 def _api_live(study: Study) -> list[ActionRow]:
     from benchmarks.actions.api_live import live_api_rows
 
@@ -52,6 +58,7 @@ _SIMULATED = {
 }
 _LIVE = {
     "live": Experiment("Elastic actions against static sandboxes, with real test suites.", _live, simulated=False),
+    "order-live": Experiment("Actions of a full pool by remaining work.", _order_live, simulated=False),
     "api-live": Experiment("The pool at the quota of a real HTTP server.", _api_live, simulated=False),
     "overhead": Experiment(
         "What an action of the CPU pool costs; more CPUs than the machine has: control path only.",

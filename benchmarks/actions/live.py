@@ -64,7 +64,6 @@ def live_arms(cpus: int) -> Mapping[str, LiveArm]:
     """The arms for a machine with so many CPUs: ours first."""
     return {
         "elastic": LiveArm("elastic", (1, cpus)),
-        "elastic, first come": LiveArm("elastic,order=fcfs", (1, cpus)),
         "one sandbox of 1 CPU per trajectory": LiveArm(f"{PER_TRAJECTORY},cpus=1", (1, cpus)),
         f"one sandbox of {cpus} CPUs per trajectory": LiveArm(f"{PER_TRAJECTORY},cpus={cpus}", (1, cpus)),
         f"all at once, {cpus} processes each": LiveArm("fcfs-minimum", (0, 0), cpus),

@@ -116,6 +116,13 @@ class Actions:
         given_up = (self._give_up_action(action, at, cause) for action, cause in causes if cause)
         return [command for commands in given_up for command in commands]
 
+    def allocate_by(self, allocation: ActionAllocation) -> None:
+        """From now on this strategy decides; all that waits, and all hosts, are new to it."""
+        if allocation != self.allocation:
+            self.allocation = allocation
+            self.state.new_actions = dict.fromkeys(self.state.waiting_actions)
+            self.state.freed_hosts = dict.fromkeys(self.state.hosts)
+
     def allocate(self, gathered: bool = False) -> list[Command]:
         """Start the actions that the strategy grants, now or together with other events of this moment.
 
@@ -160,9 +167,8 @@ class Actions:
             action.started_at = self.state.at
             waits = self.calls.waits(action)
             self._occupy(action, grant.host_id, grant.resources)
-            commands.append(
-                RunAction(grant.action_id, grant.host_id, grant.resources, waits, reach_cpus=grant.reach_cpus)
-            )
+            lent = {"reach_cpus": grant.reach_cpus, "nice": grant.nice}
+            commands.append(RunAction(grant.action_id, grant.host_id, grant.resources, waits, **lent))
         self.state.new_actions.clear()
         self.state.freed_hosts.clear()
         return commands

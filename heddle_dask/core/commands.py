@@ -129,6 +129,9 @@ class RunAction:
     reach_cpus
         CPUs of its host that it may use in all, its own among them: the others while those that have them leave them
         idle. 0: its own alone.
+    nice
+        Where it may use those of others, the nice value of all its processes (setpriority(2)), 1 to 19, or `IDLE_NICE`
+        for the scheduling class that runs when nothing else does (``SCHED_IDLE``).
     """
 
     action_id: ActionId
@@ -138,6 +141,7 @@ class RunAction:
     first_gpu: int = 0
     gpus: int = 0
     reach_cpus: int = 0
+    nice: int = 0
 
     @property
     def cpus(self) -> int:

@@ -45,7 +45,7 @@ class Controller:
     Parameters
     ----------
     strategies, retries
-        Of the first run. Its allocation of actions is that of the cluster, as long as the controller lives.
+        Of the first run.
     build
         Builds the strategies of a run that joins; None: there is only one run.
     """
@@ -158,6 +158,7 @@ class Controller:
             self.state.add_run(run)
             return []
         self.runs.add(run)
+        self.actions.allocate_by(self.runs.allocation)
         return self.held.recall() if len(self.state.runs) == 2 else []
 
     def _run_ended(self, event: ev.RunEnded) -> list[Command]:
@@ -170,6 +171,8 @@ class Controller:
             if trajectory.state is not TrajectoryState.ENDED:
                 commands += self._close(trajectory, "its run ended", event.at)
         self.runs.remove(event.run_id)
+        if self.state.runs:
+            self.actions.allocate_by(self.runs.allocation)
         return [*commands, *self._use_what_is_free(event.at)]
 
     # -- trajectories ------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from heddle_dask.core.errors import GuardViolation
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.nouns import DegreeRequest, StepRequest, TpDegreePlan
 from heddle_dask.core.quotas import calls_of
-from heddle_dask.core.resources import CPUS, use_text
+from heddle_dask.core.resources import CPUS, IDLE_NICE, use_text
 from heddle_dask.core.state import State
 from heddle_dask.core.transitions import ActionState, EngineState, KvState, TrajectoryState
 from heddle_dask.core.view import Admit, Grant, Move, MoveRequest, Route
@@ -143,6 +143,8 @@ def check_grant(state: State, grant: Grant) -> None:
         raise GuardViolation(f"{grant.host_id} has {host.free} free, not {grant.resources.amounts}")
     if grant.reach_cpus and not grant.resources[CPUS] <= grant.reach_cpus <= host.spec.cpus:
         raise GuardViolation(f"action {grant.action_id} cannot reach {grant.reach_cpus} of {host.spec.cpus} CPUs")
+    if bool(grant.reach_cpus) != (1 <= grant.nice <= IDLE_NICE):
+        raise GuardViolation(f"action {grant.action_id} cannot reach {grant.reach_cpus} CPUs with nice {grant.nice}")
     for name, calls in calls_of(grant.resources):
         free = state.apis.free(name, state.at)
         if free is not None and free < calls:

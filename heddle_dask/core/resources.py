@@ -24,6 +24,13 @@ it needs to serve; 1 where a host does not say. A property of the host: nothing 
 COPY_BYTES = "model_copy_bytes"
 """Bytes of host memory for copies of model services; no limit where a host does not say. A property of the host."""
 _API_PREFIX = "api:"
+IDLE_NICE = 20
+"""In place of a nice value: the class of processes that run when no others want to (``SCHED_IDLE`` of sched(7))."""
+
+
+def cpu_weight(nice: int) -> float:
+    """The weight of a process among those of its core: Linux gives a level 1.25 times that of the next (sched(7))."""
+    return 3.0 if nice >= IDLE_NICE else 1024.0 / 1.25**nice
 
 
 def api_resource(name: str) -> str:

@@ -12,7 +12,14 @@ from heddle_dask.core.optional_parts import offers
 from heddle_dask.core.run_description import RetryPolicy, RunDescription
 from heddle_dask.core.run_record import RunRecord
 from heddle_dask.core.state import State
-from heddle_dask.core.view import ClusterView, ForgetsTrajectories, ObservesSteps, RanksWaiting, StrategySet
+from heddle_dask.core.view import (
+    ActionAllocation,
+    ClusterView,
+    ForgetsTrajectories,
+    ObservesSteps,
+    RanksWaiting,
+    StrategySet,
+)
 
 
 class RunView(ClusterView):
@@ -133,6 +140,14 @@ class StrategyTable:
         del self._by_run[run_id]
         del self._state.runs[run_id]
         self._state.fair.leave(run_id)
+
+    @property
+    def allocation(self) -> ActionAllocation:
+        """The cluster's allocation of actions: what all open runs ask for, else that of a run that asks for nothing."""
+        first, *others = (run.strategies.actions for run in self)
+        if self._build is None or all(each == first for each in others):
+            return first
+        return self._build(RunDescription()).actions
 
     def __contains__(self, run_id: object) -> bool:
         return run_id in self._by_run

@@ -413,12 +413,15 @@ class Grant:
     ----------
     reach_cpus
         CPUs of its host that it may use in all, its own among them: the others while they are idle. 0: its own alone.
+    nice
+        With what priority it uses them (`RunAction.nice`).
     """
 
     action_id: ActionId
     host_id: HostId
     resources: Resources
     reach_cpus: int = 0
+    nice: int = 0
 
 
 class ActionAllocation(Protocol):

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from heddle_dask.core.errors import BadInput, is_finite
+from heddle_dask.core.resources import IDLE_NICE
 
 CPUS_VARIABLE = "HEDDLE_CPUS"
-LOWEST_PRIORITY = 19
-"""The nice value of a process that uses the cores of others: setpriority(2)."""
 # Read by numeric libraries when they are loaded; the last by Python 3.13 and later (`os.cpu_count`).
 THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -38,8 +37,10 @@ class Granted:
         The CPUs of the machine on which it runs; empty where it shares those of its worker.
     memory_bytes
         Limit of its memory; 0: none.
-    lent
-        Whether some of the cores are those of other actions, which go first.
+    own_cores
+        Those of the cores that no other action has.
+    nice
+        Not 0: the others are lent, and the actions that have them go first (`RunAction.nice`).
     adopt
         Takes the pid of a process that was started for the action, and holds it to the limits of the action.
     use
@@ -48,8 +49,9 @@ class Granted:
 
     cpus: int = 1
     cores: tuple[int, ...] = ()
+    own_cores: tuple[int, ...] = ()
     memory_bytes: int = 0
-    lent: bool = False
+    nice: int = 0
     adopt: Callable[[int], None] = field(default=lambda pid: None, repr=False, compare=False)
     use: Callable[[int, float], None] = field(default=lambda tokens, cost: None, repr=False, compare=False)
 
@@ -116,15 +118,18 @@ def cpu_variables(cpus: int) -> dict[str, str]:
     return {CPUS_VARIABLE: str(cpus), **dict.fromkeys(THREAD_VARIABLES, str(max(1, cpus)))}
 
 
-def yield_cpus(pid: int) -> None:
-    """Let a process, and all that it starts, use only the time that processes of usual priority leave.
+def yield_cpus(pid: int, nice: int) -> None:
+    """Let a process, and all that it starts, use cores after processes of usual priority.
 
     Its nice value counts within its session alone where the kernel groups sessions (sched(7), "The autogroup feature"):
-    there the session has the lowest value too.
+    there the session has the same value.
     """
+    level = min(nice, IDLE_NICE - 1)
     with contextlib.suppress(OSError):  # it has ended, or one of its threads
         for thread in os.listdir(f"/proc/{pid}/task"):
-            os.setpriority(os.PRIO_PROCESS, int(thread), LOWEST_PRIORITY)
+            os.setpriority(os.PRIO_PROCESS, int(thread), level)
+            if nice == IDLE_NICE:
+                os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
     with contextlib.suppress(OSError):
         if os.getsid(pid) == pid:
-            Path(f"/proc/{pid}/autogroup").write_text(str(LOWEST_PRIORITY), encoding="ascii")
+            Path(f"/proc/{pid}/autogroup").write_text(str(level), encoding="ascii")

@@ -1,6 +1,7 @@
 """Hosts of CPUs in virtual time: an action runs as long as its true profile says for the units that it has.
 
-One that may use CPUs which others leave idle shares them with its like; those of all other actions are theirs alone.
+One that may use CPUs which others leave idle shares them with its like, by their priorities; what it takes of a CPU
+that another action has, that one runs longer.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from heddle_dask.sim.loop import VirtualTime
 from heddle_dask.sim.program import SimulatedCall
 from heddle_dask.sim.shared_cpus import SharedJob, SharedNode
 
+_RESOLUTION_S = 1e-3
+
 
 @dataclass(slots=True, eq=False)
 class _Running:
@@ -28,6 +31,7 @@ class _Running:
     run_s: float
     cause: str
     cpus: int = 0  # that are its alone
+    lost_s: float = 0.0  # `SharedNode.lost_s` when it began, and what it has made up for since
     shared: SharedJob | None = None  # what it does with CPUs that it shares
     over: bool = False
 
@@ -75,18 +79,30 @@ class SimulatedTools:
         running = _Running(call, command.host_id, seconds, cause)
         self._running[call.action_id] = running
         if command.reach_cpus and not cause:
-            self._share(running, command.reach_cpus, limit_s)
+            self._share(running, command.reach_cpus, command.nice, limit_s)
             return
-        if command.host_id in self._nodes:
+        node = self._nodes.get(command.host_id)
+        if node is not None:
             running.cpus = command.cpus
-            self._nodes[command.host_id].take(command.cpus)
-        self._time.after(seconds, self._end, running)
+            node.take(command.cpus)
+            running.lost_s = node.lost_until_now_s()
+        self._time.after(seconds, self._end_alone if running.cpus and not cause else self._end, running)
 
-    def _share(self, running: _Running, reach_cpus: int, limit_s: float | None) -> None:
+    def _end_alone(self, running: _Running) -> None:
+        """End an action with CPUs of its own, once it has made up for what others have taken of them."""
+        lost_s = 0.0 if running.over else self._nodes[running.host_id].lost_until_now_s() - running.lost_s
+        if lost_s > _RESOLUTION_S:
+            running.lost_s += lost_s
+            running.run_s += lost_s
+            self._time.after(lost_s, self._end_alone, running)
+        else:
+            self._end(running)
+
+    def _share(self, running: _Running, reach_cpus: int, nice: int, limit_s: float | None) -> None:
         """Run an action on its share of the CPUs that no other has alone: at least its own."""
         profile = running.call.work.profile
         late_s = running.run_s - profile.seconds(running.call.units)
-        job = SharedJob(float(reach_cpus), profile, self._end, (running,))
+        job = SharedJob(float(reach_cpus), profile, self._end, (running,), nice)
         self._time.after(late_s, self._begin_sharing, running, job)
         if limit_s is not None:
             self._time.after(limit_s, self._time_out, running)

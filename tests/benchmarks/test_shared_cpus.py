@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle_dask.core.nouns import DurationProfile
+from heddle_dask.core.resources import IDLE_NICE
 from heddle_dask.sim.loop import VirtualTime
 from heddle_dask.sim.shared_cpus import SharedJob, SharedNode, fair_level
 
@@ -113,12 +114,31 @@ def test_shares_as_job_by_job(cpus: int, jobs: list[Job]) -> None:
 
 @given(
     st.integers(1, 64),
-    st.lists(st.tuples(st.sampled_from([0.5, 1.0, 4.0, 32.0]), st.integers(1, 40)), min_size=1, max_size=4),
+    st.lists(
+        st.tuples(st.sampled_from([0.5, 1.0, 4.0, 32.0]), st.sampled_from([3.0, 15.0, 335.0]), st.integers(1, 40)),
+        min_size=1,
+        max_size=4,
+    ),
 )
 def test_no_cpu_is_given_twice_and_none_is_left_that_a_job_could_use(
-    cpus: int, demands: list[tuple[float, int]]
+    cpus: int, demands: list[tuple[float, float, int]]
 ) -> None:
     level = fair_level(cpus, demands)
-    given = sum(min(cap, level) * number for cap, number in demands)
-    wanted = sum(cap * number for cap, number in demands)
+    given = sum(min(cap, level * weight) * number for cap, weight, number in demands)
+    wanted = sum(cap * number for cap, _, number in demands)
     assert given == pytest.approx(min(wanted, cpus))
+
+
+def test_a_short_job_goes_first_and_who_has_a_cpu_alone_loses_what_the_kernel_gives_away() -> None:
+    """Nice 5 weighs 335 and the idle class 3, beside the 1,024 of a usual process: sched_prio_to_weight of Linux."""
+    time, ends = VirtualTime(), {}
+    node = SharedNode(2, time)
+    node.take(1)
+    for name, nice in (("short", 5), ("long", IDLE_NICE)):
+        node.add(SharedJob(8.0, DurationProfile(10.0), lambda name: ends.update({name: time.now_s}), (name,), nice))
+    time.run()
+    cpus = (335.5 / 338.5) + 335.5 / (1024 + 338.5)
+    assert ends["short"] == pytest.approx(10.0 / cpus, rel=1e-3)
+    assert ends["long"] == pytest.approx(10.0 / cpus + (10.0 - 10.0 * 3 / 335.5) / (1 + 3 / 1027), rel=1e-3)
+    lost_s = ends["short"] * 338.5 / (1024 + 338.5) + (ends["long"] - ends["short"]) * 3 / 1027
+    assert node.lost_s == pytest.approx(lost_s, rel=1e-3)

@@ -30,7 +30,7 @@ def run(name: str, host: str = "H1", cpus: int = 1) -> RunAction:
 
 def test_an_action_runs_with_the_fewest_cpus_it_accepts() -> None:
     stage = stage_with(4)
-    assert stage.act("a1", "a", cpus=(2, 4)) == [replace(run("a1", cpus=2), reach_cpus=4)]
+    assert stage.act("a1", "a", cpus=(2, 4)) == [replace(run("a1", cpus=2), reach_cpus=4, nice=19)]
     assert stage.state.hosts[H1].free_cpus == 2
     assert stage.trajectory("a").state is TrajectoryState.ACTING
     assert stage.acted(run("a1", cpus=2)) == []

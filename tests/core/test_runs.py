@@ -11,8 +11,9 @@ from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command
 from heddle_dask.core.controller import Controller
-from heddle_dask.core.ids import FIRST_RUN, EngineId, RunId, TrajectoryId
+from heddle_dask.core.ids import FIRST_RUN, ActionId, EngineId, HostId, RunId, TrajectoryId
 from heddle_dask.core.journal_codec import replay
+from heddle_dask.core.resources import Amounts, ResourceDemand
 from heddle_dask.core.run_description import RunDescription
 from heddle_dask.core.run_strategies import RunView
 from heddle_dask.core.view import ClusterView
@@ -194,3 +195,26 @@ def test_held_steps_go_to_an_engine_that_joins_without_a_message() -> None:
     assert len(started(commands)) == 2 and not any(isinstance(c, cmd.AbortStep) for c in commands)
     assert {name[0] for name in started(commands)} == {"a", "b"}, "runs take turns here too"
     assert all(stage.trajectory(name).home == EngineId("E2") for name in started(commands))
+
+
+def test_the_allocation_of_actions_is_the_clusters() -> None:
+    """The first run asks for least amounts; as soon as another one is open that does not, calls may use idle CPUs."""
+    stage = two_runs(overrides=("actions=fcfs-minimum",), joins=False)
+    stage.add_host("H", 4)
+
+    def reached(name: str) -> list[int]:
+        wanted = ResourceDemand.of(cpus=Amounts(1, 4))
+        run = stage.feed(ev.ActionRequested, replace(action_of(name, name[:2]), demand=wanted))
+        return [c.reach_cpus for c in run if isinstance(c, cmd.RunAction)]
+
+    for name in ("a0", "a1", "a2"):
+        submit(stage, name)
+    assert reached("a0 1") == [0] and [reached(f"a1 {number}") for number in range(3)] == [[0]] * 3
+    assert reached("a2 1") == [], "all CPUs are granted"
+    join(stage)
+    submit(stage, "b0")
+    ended = stage.feed(ev.ActionFinished, ActionId("a0 1"), HostId("H"), 1.0)
+    assert [(c.action_id, c.reach_cpus) for c in ended if isinstance(c, cmd.RunAction)] == [("a2 1", 4)]
+    stage.feed(ev.RunEnded, SECOND)
+    stage.feed(ev.ActionFinished, ActionId("a2 1"), HostId("H"), 1.0)
+    assert reached("a0 2") == [0], "the first run is alone again"

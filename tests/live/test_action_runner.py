@@ -23,7 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.resources import Resources
+from heddle_dask.core.resources import IDLE_NICE, Resources
 from heddle_dask.isolation import process_tree
 from heddle_dask.isolation.cgroups import CgroupTree, FoundCgroups, find_cgroups
 from heddle_dask.isolation.granted import granted, report_use
@@ -56,6 +56,7 @@ class Actions:
         *args: Any,
         cpus: int = 1,
         reach_cpus: int = 0,
+        nice: int = 0,
         memory_bytes: int = 0,
         timeout_s: float | None = None,
         **limits: int,
@@ -63,7 +64,7 @@ class Actions:
         place: CallPlace = "coroutines" if asyncio.iscoroutinefunction(function) else "process"
         payload = cloudpickle.dumps((function, args, {}))
         call = ActionCall("s", "a", payload, None, "key", place, function.__name__, **limits)
-        lease = CoreLease(Resources.of(cpus=cpus, memory_bytes=memory_bytes), reach_cpus)
+        lease = CoreLease(Resources.of(cpus=cpus, memory_bytes=memory_bytes), reach_cpus, nice)
 
         async def fetch() -> bytes:
             assert call.payload is not None
@@ -557,6 +558,10 @@ def test_random_histories_leave_the_accounts_balanced(
     with_actions(tmp_path_factory.mktemp("history"), find_cgroups(), body)
 
 
+def scheduling() -> tuple[int, int]:
+    return os.nice(0), os.sched_getscheduler(0)
+
+
 def standing() -> tuple[list[int], str, int, int]:
     """The cores that this process may run on, what it is told of them, and its priority and that of what it starts."""
     below = subprocess.run([sys.executable, "-c", "import os; print(os.nice(0))"], capture_output=True, check=True)
@@ -584,10 +589,12 @@ async def standing_of_a_child() -> tuple[list[int], int]:
 def test_what_may_use_idle_cores_gives_way_to_the_actions_that_have_them(tmp_path: Path, groups: FoundCgroups) -> None:
     async def body(actions: Actions) -> None:
         plain = (await actions(standing))[2]
-        told = await asyncio.gather(actions(standing, reach_cpus=2), actions(standing))
+        told = await asyncio.gather(actions(standing, reach_cpus=2, nice=19), actions(standing))
         assert told[0] == (CORES[:2], "2", 19, 19)
         assert told[1] == ([CORES[1]], "1", plain, plain), "it has its core alone, and goes first"
-        assert await actions(standing_of_a_child, reach_cpus=2) == (CORES[:2], 19)
+        assert await actions(standing_of_a_child, reach_cpus=2, nice=19) == (CORES[:2], 19)
+        assert await actions(scheduling, reach_cpus=2, nice=max(7, plain)) == (max(7, plain), os.SCHED_OTHER)
+        assert await actions(scheduling, reach_cpus=2, nice=IDLE_NICE) == (19, os.SCHED_IDLE)
         for _ in range(3):
             assert (await actions(standing))[2] == plain, "no process of the lowest priority serves it"
 

@@ -20,6 +20,7 @@ import pytest
 from aiohttp import web
 
 from heddle_dask.core.errors import BadInput, HeddleError
+from heddle_dask.core.resources import IDLE_NICE
 from heddle_dask.isolation.granted import Granted
 from heddle_dask.isolation.granted import running_with as running_with_grant
 from heddle_dask.sandbox.process_accounting import ProcessAccounting
@@ -203,6 +204,13 @@ def test_a_command_runs_on_the_cores_that_it_is_granted(sandbox_directory: Path)
             parents = await box.exec(Command("cut -d ' ' -f 4 /proc/$$/stat"))
             await box.exec(Command("sleep 60", service="s"))
         assert held == [int(parents.stdout)]
+        # Lent cores are the command's; a service goes on with those that no other action has.
+        lent = Granted(cores=tuple(sorted(os.sched_getaffinity(0))), own_cores=(core,), nice=IDLE_NICE)
+        with running_with_grant(lent):
+            await box.exec(Command("echo $$ > pid; exec sleep 60", service="s"))
+            ask = "until test -s pid; do sleep 0.01; done; grep Cpus_allowed_list /proc/$(cat pid)/status"
+            told = await box.exec(Command(f"{ask}; cut -d ' ' -f 41 /proc/$$/stat", cores=lent.cores))
+        assert told.stdout.split() == ["Cpus_allowed_list:", str(core), str(os.SCHED_IDLE)]
         await box.stop()
 
     with_kind("process", sandbox_directory, body)

@@ -147,6 +147,7 @@ class Dispatcher:
                 first_gpu=command.first_gpu,
                 gpus=command.gpus,
                 reach_cpus=command.reach_cpus,
+                nice=command.nice,
             ),
         )
         if not dispatched:

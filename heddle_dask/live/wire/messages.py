@@ -222,7 +222,8 @@ class ActionPlacement(WireValue):
     service: str = ""
     first_gpu: int = 0
     gpus: int = 0
-    reach_cpus: int = 0  # as that of `RunAction`
+    reach_cpus: int = 0  # as that of `RunAction`, and so is `nice`
+    nice: int = 0
 
     @property
     def cpus(self) -> int:

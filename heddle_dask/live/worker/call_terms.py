@@ -27,8 +27,8 @@ class CallTerms:
     memory_bytes: int = 0
     file_bytes: int = 0  # limit of a file that it writes; 0: none
     user_threads: int = 0  # limit of all processes and threads of this user; 0: none
-    # Some of the cores are lent: those that have them go first. Such a process is not used for other calls.
-    lent: bool = False
+    # Not 0: some of the cores are lent, and those that have them go first. Such a process is not used for other calls.
+    nice: int = 0
 
     def apply(self) -> None:
         """Set them for this process."""
@@ -36,8 +36,8 @@ class CallTerms:
         tempfile.tempdir = None  # remembered from the call before; `TMPDIR` says where now
         if self.cores:
             pin_threads(self.cores)
-        if self.lent:
-            yield_cpus(os.getpid())
+        if self.nice:
+            yield_cpus(os.getpid(), self.nice)
         _lower(resource.RLIMIT_FSIZE, self.file_bytes)
         _lower(resource.RLIMIT_NPROC, self.user_threads)
         if self.memory_bytes:

@@ -107,7 +107,7 @@ class _SharedProcess:
         self._numbers += 1
         number = self._numbers
         call = self._calls[number] = _Call(function, granted, asyncio.get_running_loop().create_future())
-        given = granted.cpus, granted.cores, granted.memory_bytes, granted.lent
+        given = granted.cpus, granted.cores, granted.own_cores, granted.memory_bytes, granted.nice
         try:
             self._send(CALL, number, cloudpickle.dumps((payload, offered, given)))
             return await asyncio.shield(call.answer)

@@ -34,6 +34,7 @@ class CoreLease:
 
     resources: Resources  # what the controller has granted
     reach_cpus: int = 0  # CPUs that it may use in all, those of others while they are idle; 0: its own alone
+    nice: int = 0  # with which it does
     own_cores: tuple[int, ...] = ()
     # What processes that it starts from the worker's loop are held to; without cores until these are taken.
     granted: Granted = field(default_factory=Granted)
@@ -101,11 +102,13 @@ class CpuPool:
             self._returned.clear()
             await self._returned.wait()
         lease.own_cores = cores = self._allocator.take(cpus) if self._exclusive else ()
-        lent = lease.reach_cpus > cpus
-        if lent:
+        nice = lease.nice if lease.reach_cpus > cpus else 0
+        if nice:
             cpus = lease.reach_cpus
             cores = self._allocator.reach(cores, cpus) if self._exclusive else ()
-        lease.granted = Granted(cpus, cores, memory, lent, lambda pid: self._adopt(lease, pid), lease.use)
+        lease.granted = Granted(
+            cpus, cores, lease.own_cores, memory, nice, lambda pid: self._adopt(lease, pid), lease.use
+        )
         if call.place != "loop":
             lease.call = self._running_call(call, lease.granted)
             lease.call.use = lease.use
@@ -121,7 +124,7 @@ class CpuPool:
             memory_bytes=0 if "memory" in has else memory,
             file_bytes=call.max_disk_bytes,
             user_threads=0 if "pids" in has else self._most_user_threads(call.max_processes),
-            lent=given.lent,
+            nice=given.nice,
         )
         return RunningCall(terms, cores, memory, call.max_processes, scratch, call.max_disk_bytes)
 
@@ -149,8 +152,8 @@ class CpuPool:
 
     def _adopt(self, lease: CoreLease, pid: int) -> None:
         """Hold a process that the worker itself has started for an action to the cores of the action."""
-        if lease.granted.lent:
-            yield_cpus(pid)
+        if lease.granted.nice:
+            yield_cpus(pid, lease.granted.nice)
         if lease.over or self.groups is None or not lease.granted.cores:
             return
         try:

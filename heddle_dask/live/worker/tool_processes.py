@@ -72,7 +72,7 @@ class ToolProcess:
         self.printed = printed
         self.pid = 0
         self.cpus = -1  # numeric libraries in it were loaded for so many; -1: it has run nothing
-        self.lent = False  # its priority is the lowest, which cannot be undone
+        self.nice = 0  # a lower priority cannot be undone
         self.group: Cgroup | None = None
         self.lasting = True  # whether it may serve another call
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -205,7 +205,7 @@ class ToolProcesses:
                     call.printed = process.printed.end()
 
     def _confine(self, process: ToolProcess, call: RunningCall) -> None:
-        process.cpus, process.lent = call.terms.cpus, call.terms.lent
+        process.cpus, process.nice = call.terms.cpus, call.terms.nice
         group = process.group
         if group is not None:
             group.set_cores(call.cores)
@@ -262,7 +262,7 @@ class ToolProcesses:
             process = self._idle[at]
             if process.path != path or process.ended.done() or process.reader.at_eof():
                 self._discard(self._idle.pop(at))
-            elif (process.cpus, process.lent) == (call.terms.cpus, call.terms.lent) and not call.memory_bytes:
+            elif (process.cpus, process.nice) == (call.terms.cpus, call.terms.nice) and not call.memory_bytes:
                 return self._idle.pop(at)
         return await self._new(path)
 

@@ -153,7 +153,7 @@ class ToolWorker(WorkerPlugin):
         assert self.worker is not None
         placement = ActionPlacement.from_wire(dask.task_annotation(self.worker, call.key))
         started_s = time.perf_counter()
-        lease = CoreLease(placement.resources, placement.reach_cpus)
+        lease = CoreLease(placement.resources, placement.reach_cpus, placement.nice)
         task = asyncio.ensure_future(self._run(call, placement, lease))
         self._running[call.key] = task
         try:

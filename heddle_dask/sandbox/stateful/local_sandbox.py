@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from heddle_dask.core.errors import HeddleError
+from heddle_dask.isolation.granted import granted
 from heddle_dask.sandbox.confinement import DiskUsage
 from heddle_dask.sandbox.process_accounting import Allowed, Limit, Pace, ProcessAccounting, until_over
 from heddle_dask.sandbox.program_files import directory_of_user
@@ -96,7 +97,10 @@ class LocalSandbox:
         )
         watch.add_done_callback(self._stop_for)
         try:
-            await self._tell_services(lambda service: service.thaw(command.cores))
+            given = granted()
+            # Lent cores are for the command, which goes after those that have them; a service does not.
+            cores = command.cores if given is None else given.own_cores or command.cores
+            await self._tell_services(lambda service: service.thaw(cores))
             return await self._run(command)
         finally:
             watch.cancel()

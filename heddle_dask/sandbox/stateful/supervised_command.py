@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from types import CodeType
 from typing import Any
 
+from heddle_dask.core.resources import IDLE_NICE
 from heddle_dask.isolation.granted import granted
 from heddle_dask.sandbox.confinement import PreparedRun, compiled
 from heddle_dask.sandbox.stateful import forwarder, supervisor
@@ -152,7 +153,7 @@ class SupervisedCommand:
                 "folder": prepared.folder,
                 "cores": list(cores),
                 # Without a CPU of its own, too, it uses what the others leave.
-                "lent": given is not None and (given.lent or not given.cpus),
+                "nice": 0 if given is None else given.nice or (0 if given.cpus else IDLE_NICE - 1),
                 "limits": dict(prepared.rlimits),
                 "status": writing,
                 "frozen": service,

@@ -17,7 +17,7 @@ from heddle_dask.core.nouns import DurationProfile
 from heddle_dask.core.resources import CPUS, GPUS, Amounts, api_of
 from heddle_dask.core.transitions import ActionState
 from heddle_dask.core.view import ClusterView, Grant
-from heddle_dask.strategies.actions.durations import Durations
+from heddle_dask.strategies.actions.durations import Durations, nice_of
 from heddle_dask.strategies.actions.free_resources import (
     FreeResources,
     elastic_of,
@@ -99,10 +99,10 @@ class UnitChoice:
         seconds = self.durations.seconds(spec, 1 if elastic is None else resources[elastic])
         self._running.setdefault(host_id, []).append((view.at + seconds, candidate.action))
         host = view.host(host_id)
-        reach_cpus = 0
+        reach_cpus = nice = 0
         if elastic == CPUS and not self._chooses(CPUS) and host is not None:
-            reach_cpus = min(spec.demand[CPUS].most, host.spec.cpus)
-        return Grant(spec.action_id, host_id, resources, reach_cpus)
+            reach_cpus, nice = min(spec.demand[CPUS].most, host.spec.cpus), nice_of(spec.profile)
+        return Grant(spec.action_id, host_id, resources, reach_cpus, nice)
 
     # -- the candidates of one scope ---------------------------------------------------------------------
 

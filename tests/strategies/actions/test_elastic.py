@@ -12,7 +12,7 @@ from heddle_dask.core.commands import Command, RunAction
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import ActionId, HostId
 from heddle_dask.core.nouns import DurationProfile, HostDescription
-from heddle_dask.core.resources import Amounts, ApiQuota, ResourceDemand, Resources, api_resource
+from heddle_dask.core.resources import IDLE_NICE, Amounts, ApiQuota, ResourceDemand, Resources, api_resource, cpu_weight
 from heddle_dask.strategies.actions.elastic import ElasticUnits
 from heddle_dask.strategies.presets import PRESETS, Strategy, build_strategies
 
@@ -57,6 +57,19 @@ def reach(commands: list[Command]) -> dict[str, tuple[int, int]]:
 def test_an_elastic_action_alone_has_the_whole_worker(cpus: int) -> None:
     for profile in (None, SCALES):
         assert reach(ask(stage_of(cpus=cpus), "a1", profile=profile)) == {"a1": (1, min(cpus, 8))}
+
+
+def test_the_shorter_a_suite_declares_to_be_the_more_of_the_idle_cpus_it_gets() -> None:
+    seconds = {"a": 1.0, "b": 8.0, "c": 20.0, "d": 100.0, "e": 1e9}
+    stage, found = stage_of(), {}
+    for name, one_unit_s in seconds.items():
+        (run,) = ask(stage, f"{name}1", profile=DurationProfile(one_unit_s))
+        found[name] = run.nice
+    (run,) = ask(stage, "f1", profile=None)
+    assert found == {"a": 5, "b": 5, "c": 9, "d": 16, "e": IDLE_NICE} and run.nice == 19
+    assert [run.nice for run in ask(stage, "a2", cpus=1)] == [0], "its CPU is its own"
+    weights = [cpu_weight(found[name]) * seconds[name] for name in "bcd"]
+    assert max(weights) < 1.2 * min(weights), "in inverse proportion"
 
 
 def test_nothing_waits_beside_idle_cpus() -> None:
