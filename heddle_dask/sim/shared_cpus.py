@@ -2,8 +2,8 @@
 
 Jobs get shares in proportion to their weights, and none gets more than its limit or more than it can use. What one
 leaves, the others share (weighted max-min fairness; "Scheduling Domains" and "CFS bandwidth control" of the kernel's
-documentation say that this is what weights and quotas aim at). A job has a thread on every CPU: also beside the one
-thread of an action that has a CPU of its own, whose weight is the usual one. Switching between threads costs nothing.
+documentation say that this is what weights and quotas aim at). A job that finds no idle CPUs up to its limit also has a
+thread on every CPU that is taken, beside the one of its action, whose weight is the usual one. Switching costs nothing.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class SharedNode:
         """Share the CPUs anew, and plan the next end."""
         running = [one for one in self._classes.values() if one.jobs]
         level = fair_level(self.cpus, [(one.cap, one.weight, one.jobs) for one in running])
-        wanted = sum(one.weight * one.jobs for one in running)
+        wanted = sum(one.weight * one.jobs for one in running if one.cap > level * one.weight)
         self._lost_share = wanted / (wanted + _USUAL_WEIGHT)
         # Of each CPU that is taken, per unit of weight.
         beside = self._taken / (wanted + _USUAL_WEIGHT)
