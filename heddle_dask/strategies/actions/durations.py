@@ -19,7 +19,7 @@ UNKNOWN_S = 1.0
 MAX_KINDS = 4096
 
 
-FIRST_NICE = 5
+FIRST_NICE = 7
 FIRST_NICE_S = 8.0
 UNKNOWN_NICE = 19
 
@@ -29,7 +29,7 @@ def nice_of(profile: DurationProfile | None) -> int:
 
     A level for each factor of 1.25, and so weights in inverse proportion to the seconds: the shortest go first, the
     longest still advance. Above the constants: searched on seeds 10 to 12 of `python -m benchmarks actions --experiment
-    cpu-hosts`, among first levels of 0 to 12 for 2 to 24 s. Who declares nothing comes with the longest.
+    cpu-hosts`, among first levels of 5 to 9 for 4 to 12 s. Who declares nothing comes with the longest.
     """
     if profile is None:
         return UNKNOWN_NICE

@@ -66,7 +66,7 @@ def test_the_shorter_a_suite_declares_to_be_the_more_of_the_idle_cpus_it_gets() 
         (run,) = ask(stage, f"{name}1", profile=DurationProfile(one_unit_s))
         found[name] = run.nice
     (run,) = ask(stage, "f1", profile=None)
-    assert found == {"a": 5, "b": 5, "c": 9, "d": 16, "e": IDLE_NICE} and run.nice == 19
+    assert found == {"a": 7, "b": 7, "c": 11, "d": 18, "e": IDLE_NICE} and run.nice == 19
     assert [run.nice for run in ask(stage, "a2", cpus=1)] == [0], "its CPU is its own"
     weights = [cpu_weight(found[name]) * seconds[name] for name in "bcd"]
     assert max(weights) < 1.2 * min(weights), "in inverse proportion"
