@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 from heddle_dask.records.causes import Ended
 from heddle_dask.records.reader import RunReader
-from heddle_dask.records.trajectory import TrajectoryOutline
+from heddle_dask.records.trajectory import ActionRecord, TrajectoryOutline
 
 Verdict = Literal["passed", "not-passed", "unknown", "infrastructure"]
 
@@ -32,10 +32,12 @@ class AttemptOutcome:
 
     Attributes
     ----------
-    domain
-        Environment and kind of task.
+    environment, domain
+        Where the task is from; its kind there, empty without one.
     reward_cause
         Why the reward is unknown, as of `TrajectoryRecord`.
+    last_action
+        How its last action ended; empty without one. ``"lost"``: the machine that ran it has gone.
     llm_s
         Seconds of prefill and decode; those of steps whose engine reports none are taken as a whole.
     queue_s
@@ -48,12 +50,14 @@ class AttemptOutcome:
 
     trajectory_id: str
     task_id: str
+    environment: str
     domain: str
     status: str
     cause: str
     detail: str
     reward: float | None
     reward_cause: str
+    last_action: str
     steps: int
     prompt_tokens: int
     cached_tokens: int
@@ -72,6 +76,8 @@ class AttemptOutcome:
             Least reward of an attempt that has passed.
         """
         if self.status in ("failed", "aborted") and self.cause not in OF_THE_AGENT:
+            return "infrastructure"
+        if self.status == "failed" and self.cause == "action" and self.last_action == "lost":
             return "infrastructure"
         if self.reward is not None:
             return "passed" if self.reward >= passed_from else "not-passed"
@@ -102,12 +108,15 @@ def outcome_of(
     return AttemptOutcome(
         trajectory_id=record.trajectory_id,
         task_id=record.task_id,
-        domain=domain or record.environment,
+        environment=record.environment,
+        # Arms have environments of their own, and the same kinds of tasks.
+        domain=domain.removeprefix(record.environment).lstrip("/"),
         status=record.status,
         cause=record.cause,
         detail=record.detail or reward_detail,
         reward=record.reward,
         reward_cause=reward_cause,
+        last_action=max(record.actions, key=_ended_s).status if record.actions else "",
         steps=len(record.steps),
         prompt_tokens=sum(step.prompt_tokens for step in record.steps),
         cached_tokens=sum(step.cached_tokens for step in record.steps),
@@ -133,6 +142,10 @@ def covered_s(spans: Iterable[tuple[float, float]]) -> float:
         covered += max(0.0, stop - max(start, reached))
         reached = max(reached, stop)
     return covered
+
+
+def _ended_s(action: ActionRecord) -> float:
+    return _finite(action.finished_s)
 
 
 def _engine_times(record: TrajectoryOutline) -> Iterator[tuple[float, float, float]]:

@@ -54,7 +54,7 @@ def _differences(arms: Sequence[EvaluatedArm]) -> str:
 
 def _domains(arms: Sequence[EvaluatedArm], ks: Sequence[int]) -> str:
     rows = [
-        [escape(domain), escape(arm.name), f"{each.tasks}", *(share_text(each.pass_at.get(k)) for k in ks)]
+        [escape(domain or "other"), escape(arm.name), f"{each.tasks}", *(share_text(each.pass_at.get(k)) for k in ks)]
         for domain in sorted({name for arm in arms for name in arm.by_domain})
         for arm in arms
         for each in [arm.by_domain.get(domain)]

@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from heddle_dask.core.nouns import joined_domain
 from heddle_dask.evaluation.attempt_outcomes import PASSED_FROM, AttemptOutcome, Verdict
 from heddle_dask.records.causes import CauseCount, CauseCounts
 from heddle_dask.training.intervals import MeanInterval, bootstrap_mean, paired_difference
@@ -159,6 +160,8 @@ def evaluated_arm(
         Least reward of an attempt that has passed.
     """
     every = list(outcomes)
+    if len({each.environment for each in every}) > 1:  # a mix
+        every = [replace(each, domain=joined_domain(each.environment, each.domain)) for each in every]
     by_task: dict[str, list[AttemptOutcome]] = {}
     for each in every:
         by_task.setdefault(each.task_id, []).append(each)

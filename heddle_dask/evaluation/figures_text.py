@@ -13,6 +13,11 @@ def share_text(interval: MeanInterval | None) -> str:
     return f"{100 * interval.mean:.1f} [{100 * interval.low:.0f}, {100 * interval.high:.0f}]"
 
 
+def reward_text(interval: MeanInterval | None) -> str:
+    """A mean reward; a dash where it is unknown."""
+    return "-" if interval is None else f"{interval.mean:.3f}"
+
+
 def reward_interval_text(interval: MeanInterval | None) -> str:
     """A mean reward with its interval; a dash where it is unknown."""
     return "-" if interval is None else f"{interval.mean:.3f} [{interval.low:.2f}, {interval.high:.2f}]"

@@ -106,10 +106,7 @@ def test_an_evaluation_goes_on_makes_again_what_the_infrastructure_ended_and_tak
     assert (first["samples"], first["pass_at"]["1"]["mean"]) == (3, pytest.approx(2 / 3))
     failures = first["infrastructure"]  # also that of the first session, if it came to it
     assert failures in (1, 2)
-    assert second["pass_at"]["1"]["mean"] == 0.75 and set(second["domains"]) == {
-        "programs:second/even",
-        "programs:second/odd",
-    }
+    assert second["pass_at"]["1"]["mean"] == 0.75 and set(second["domains"]) == {"even", "odd"}
     assert [row["cause"] for row in second["failures"]["agent"]] == ["agent"]
     assert result["differences"][0]["tasks"] == 3
     # The attempt that was stopped went on behind the step that it had made.

@@ -47,6 +47,8 @@ def test_pass_at_k_of_fewer_samples_is_refused() -> None:
         ({"reward": None, "status": "failed", "cause": "engine"}, "infrastructure"),
         ({"reward": None, "status": "failed", "cause": "environment"}, "infrastructure"),
         ({"reward": None, "status": "aborted", "cause": "user"}, "infrastructure"),
+        ({"reward": None, "status": "failed", "cause": "action", "last_action": "raised"}, "not-passed"),
+        ({"reward": None, "status": "failed", "cause": "action", "last_action": "lost"}, "infrastructure"),
     ],
 )
 def test_an_attempt_says_something_of_the_agent_unless_the_infrastructure_ended_it(facts: Any, verdict: str) -> None:
@@ -89,9 +91,11 @@ def test_intervals_are_over_tasks_and_not_over_attempts() -> None:
 
 
 def test_domains_are_told_apart_and_the_threshold_is_the_users() -> None:
-    outcomes = [attempt("t0", 0.5, domain="math/hard"), attempt("t1", 0.2)]
+    outcomes = [attempt("t0", 0.5, domain="hard"), attempt("t1", 0.2)]
     arm = evaluated_arm("a", outcomes, passed_from=0.5)
-    assert {name: each.pass_at[1].mean for name, each in arm.by_domain.items()} == {"math/hard": 1.0, "math/easy": 0.0}
+    assert {name: each.pass_at[1].mean for name, each in arm.by_domain.items()} == {"hard": 1.0, "easy": 0.0}
+    mixed = evaluated_arm("a", [replace(outcomes[0], environment="code"), outcomes[1]])
+    assert set(mixed.by_domain) == {"code/hard", "math/easy"}
 
 
 def test_two_arms_are_compared_task_by_task_where_both_have_samples() -> None:

@@ -94,7 +94,7 @@ class ArmWork:
         unfinished = _unfinished(path, done)
         missing = missing_batches([task.task_id for task in tasks], has + unfinished, samples, seed, begun)
         batches = tuple(missing)
-        mode: WriteMode = "append" if begun else "create"
+        mode: WriteMode = "append" if path.exists() else "create"
         if unfinished:
             _check_tasks(path, done[-1], tasks)
             done, batches, mode = done[:-1], (done[-1], *missing), "resume"

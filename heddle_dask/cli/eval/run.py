@@ -14,11 +14,12 @@ from distributed import Client
 
 from heddle_dask.cli.eval.arm_run import ArmRun, ArmWork, stored_outcomes
 from heddle_dask.cli.eval.order import ArmsOrder
-from heddle_dask.cli.eval.tables import arms_table, costs_table, failure_lines
+from heddle_dask.cli.eval.tables import arms_table, costs_table, difference_lines, failure_lines
 from heddle_dask.cli.one_line import EXIT_FAILED, one_line
 from heddle_dask.cli.rollout.interrupts import Interrupts
 from heddle_dask.cli.rollout.run import Outcome, prepare_process
 from heddle_dask.cli.shared_options import write_file
+from heddle_dask.cli.stored_run import remove_if_empty
 from heddle_dask.evaluation.attempt_plan import ArmIdentity, EvaluationFile, samples_by_task
 from heddle_dask.evaluation.comparison_page import comparison_page
 from heddle_dask.evaluation.estimates import (
@@ -41,7 +42,10 @@ def run_evaluation(order: ArmsOrder, *, to_stderr: bool) -> Outcome:
     """Run it; prints progress on stderr and the table on stdout, or on stderr too."""
     run = EvaluationRun(order, ProgressDisplay(SafeConsole(stderr=True)))
     prepare_process()
-    exit_code = asyncio.run(run.run())
+    try:
+        exit_code = asyncio.run(run.run())
+    finally:
+        run.remove_empty_stores()
     arms = evaluated_arms(run.file, order)
     page = order.out / PAGE
     result = evaluation_json(arms, order)
@@ -49,7 +53,7 @@ def run_evaluation(order: ArmsOrder, *, to_stderr: bool) -> Outcome:
     console = SafeConsole(stderr=to_stderr)
     console.print(arms_table(arms))
     console.print(costs_table(arms))
-    for line in failure_lines(arms):
+    for line in (*difference_lines(arms), *failure_lines(arms)):
         console.print(line, soft_wrap=True)
     console.print(f"compared task by task in {page}", soft_wrap=True, markup=False, highlight=False)
     again = sum(_to_make_again(arm, order.samples) for arm in arms[: len(order.arms)])
@@ -146,6 +150,12 @@ class EvaluationRun:
                     await _side_by_side([arm.roll_out(client) for arm in arms])
         if not self._interrupts.exit_code:
             self.progress.message("done; ending every process")
+
+    def remove_empty_stores(self) -> None:
+        """Remove new stores in which no attempt has begun, so that the same command can be given again."""
+        for arm in self.arms:
+            if arm.work.mode == "create":
+                remove_if_empty(arm.out)
 
     def _begins(self, work: ArmWork, begun: int) -> None:
         """Write down a batch before it begins."""

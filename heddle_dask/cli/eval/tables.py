@@ -8,12 +8,12 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from heddle_dask.evaluation.estimates import EvaluatedArm, PassEstimate
-from heddle_dask.evaluation.figures_text import per_attempt_texts, reward_interval_text, share_text
+from heddle_dask.evaluation.estimates import EvaluatedArm, PassEstimate, arm_difference
+from heddle_dask.evaluation.figures_text import per_attempt_texts, reward_text, share_text
 
 
 def arms_table(arms: Sequence[EvaluatedArm]) -> Table:
-    """A row for each arm, and for each of its domains where it has several."""
+    """A row for each arm and domain. Only pass@1 has its interval, so that 80 columns are enough."""
     ks = sorted({k for arm in arms for k in arm.overall.pass_at})
     # Where rewards are 0 or 1, their mean is pass@1 again.
     has_reward = any(_tells_more(arm.overall) for arm in arms)
@@ -21,7 +21,7 @@ def arms_table(arms: Sequence[EvaluatedArm]) -> Table:
     for arm in arms:
         shown.add_row(Text(arm.name, "bold"), *_figures(arm.overall, ks, has_reward))
         for domain, estimate in arm.by_domain.items():
-            shown.add_row(Text(f"  {domain}"), *_figures(estimate, ks, has_reward))
+            shown.add_row(Text(f"  {domain or 'other'}"), *_figures(estimate, ks, has_reward))
     return shown
 
 
@@ -35,10 +35,19 @@ def costs_table(arms: Sequence[EvaluatedArm]) -> Table:
 
 def _table(first: str, others: Sequence[str]) -> Table:
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    shown.add_column(first, overflow="fold")
+    shown.add_column(first, overflow="fold", min_width=16)
     for name in others:
         shown.add_column(name, justify="right", no_wrap=True)
     return shown
+
+
+def difference_lines(arms: Sequence[EvaluatedArm]) -> Iterator[Text]:
+    """How the pass@1 of each arm differs from that of the first, paired by task."""
+    for arm in arms[1:]:
+        found = arm_difference(arms[0], arm)
+        if found is not None:
+            said = f"pass@1 {share_text(found[0])} points over {found[1]} tasks of both"
+            yield Text(f"{arm.name} less {arms[0].name}: {said}")
 
 
 def failure_lines(arms: Sequence[EvaluatedArm]) -> Iterator[Text]:
@@ -61,6 +70,7 @@ def _tells_more(estimate: PassEstimate) -> bool:
 
 
 def _figures(estimate: PassEstimate, ks: Sequence[int], has_reward: bool) -> list[str]:
-    passes = [share_text(estimate.pass_at.get(k)) for k in ks]
-    reward = [reward_interval_text(estimate.reward)] if has_reward else []
+    first, *others = (estimate.pass_at.get(k) for k in ks) if ks else (None,)
+    passes = [share_text(first), *("-" if each is None else f"{100 * each.mean:.1f}" for each in others)]
+    reward = [reward_text(estimate.reward)] if has_reward else []
     return [f"{estimate.tasks}", f"{estimate.samples}", *passes, *reward]
