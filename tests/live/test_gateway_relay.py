@@ -49,11 +49,14 @@ def test_no_order_is_left_without_an_answer_by_a_session_or_a_worker_that_ends()
     for address in ("tcp://w", "tcp://o"):
         relay.order(address, GatewayOrder("s", f"{address}/g1", 1, "hd-s-x", b"body"))
     assert [each["address"] for each in client] == ["tcp://w", "tcp://o"]
+    assert (relay.orders, relay.open_orders) == (2, 2)
     relay.worker_left("tcp://w")
+    assert relay.open_orders == 1
     assert client[2:] == [
         GatewayCancelledNotice("s", "tcp://w", "", (), "its tool worker was lost").to_wire(),
     ]
     relay.session_ended("s")
+    assert relay.open_orders == 0
     assert worker == [] and [each["op"] for each in other] == [GatewaySessionEnded.op]
     # What comes later, or for a session that there never was, is refused at once.
     clients.clear()

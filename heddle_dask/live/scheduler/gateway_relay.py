@@ -60,6 +60,8 @@ class GatewayRelay:
         self._client_of = client_of
         self._hosts = hosts
         self._may_come = may_come
+        self.orders = 0  # that have come
+        self._open: dict[tuple[str, int], tuple[str, str]] = {}  # sessions and workers of open orders
         self._had_worker = False  # one that has gone may be on its way back
         self._asked: dict[str, dict[str, None]] = {}  # tool workers that have asked for each session
         self.scheduler: Scheduler
@@ -67,8 +69,13 @@ class GatewayRelay:
     def add_to(self, handlers: Handlers) -> None:
         handlers.take(GatewayOrder, self.order)
         handlers.take(GatewayCancelled, self.cancelled)
-        handlers.take(GatewayAnswer, lambda _, answer: send(self.scheduler, answer, answer.address))
+        handlers.take(GatewayAnswer, self.answered)
         handlers.answer(OpenGateway, self.open)
+
+    @property
+    def open_orders(self) -> int:
+        """Orders that have no answer yet."""
+        return len(self._open)
 
     async def open(self, request: OpenGateway) -> GatewayPlace:
         """Start the gateway of the first tool worker."""
@@ -84,6 +91,7 @@ class GatewayRelay:
         return GatewayPlace()
 
     def order(self, worker: str, order: GatewayOrder) -> None:
+        self.orders += 1
         client = self._client_of(order.session)
         if client is None:
             refused = packed_body(AnswerBody.refusal(UNKNOWN, "authentication"))
@@ -91,10 +99,17 @@ class GatewayRelay:
             send(self.scheduler, answer, worker)
             return
         self._asked.setdefault(order.session, {})[worker] = None
+        self._open[order.gateway, order.number] = order.session, worker
         notice = GatewayOrderNotice(order.session, worker, order.gateway, order.number, order.key, order.body)
         self._tell(client, notice)
 
+    def answered(self, _: str, answer: GatewayAnswer) -> None:
+        self._open.pop((answer.gateway, answer.number), None)
+        send(self.scheduler, answer, answer.address)
+
     def cancelled(self, worker: str, cancelled: GatewayCancelled) -> None:
+        for number in cancelled.numbers:
+            self._open.pop((cancelled.gateway, number), None)
         client = self._client_of(cancelled.session)
         if client is not None:
             notice = GatewayCancelledNotice(
@@ -104,6 +119,7 @@ class GatewayRelay:
 
     def worker_left(self, worker: str) -> None:
         """The gateway of a tool worker is lost with it."""
+        self._forget(lambda _, at: at == worker)
         for session, workers in self._asked.items():
             client = self._client_of(session)
             if workers.pop(worker, worker) is None and client is not None:
@@ -111,8 +127,13 @@ class GatewayRelay:
 
     def session_ended(self, session: str) -> None:
         """Its driver answers no more."""
+        self._forget(lambda of, _: of == session)
         for worker in self._asked.pop(session, {}):
             send(self.scheduler, GatewaySessionEnded(session, ENDED), worker)
+
+    def _forget(self, gone: Callable[[str, str], bool]) -> None:
+        for order in [order for order, place in self._open.items() if gone(*place)]:
+            del self._open[order]
 
     def _tell(self, client: str, message: Message) -> None:
         dask.send_to_client(self.scheduler, client, message.to_wire())

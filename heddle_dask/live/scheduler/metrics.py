@@ -87,6 +87,9 @@ def _metrics(feed: SnapshotFeed) -> Iterator[Metric]:
     yield from _of_engines(snapshot)
     yield from _of_actions(snapshot)
     yield from _of_moves(snapshot)
+    orders, open_orders = feed.agents()
+    yield _counter("gateway_requests", "Requests of agents, those that were refused included.", orders)
+    yield _gauge("gateway_requests_open", "Requests of agents that have no answer yet.", open_orders)
     yield _counter("snapshots", "Pictures taken for page, metrics and terminals.", feed.taken)
     yield _counter("snapshot_seconds", "Seconds of the event loop that they took.", feed.spent_s)
 

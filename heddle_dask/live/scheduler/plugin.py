@@ -100,6 +100,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._gateways = GatewayRelay(self._client_of, self._registry.hosts, self._tool_workers_may_come)
         # What a person sees of the cluster and its latest session.
         self.snapshots = SnapshotFeed(self._registry)
+        self.snapshots.agents = lambda: (self._gateways.orders, self._gateways.open_orders)
 
     @property
     def control(self) -> ClusterControl | None:

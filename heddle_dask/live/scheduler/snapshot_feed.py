@@ -87,6 +87,8 @@ class SnapshotFeed:
         # `taken`, `spent_s`: number of pictures taken so far, and the seconds of the event loop that they took.
         self.taken = 0
         self.spent_s = 0.0
+        # Requests of agents that have come, and those that are open.
+        self.agents: Callable[[], tuple[int, int]] = lambda: (0, 0)
         self._registry = registry
         self._limits = limits or PictureLimits()
         self._clock_s = clock_s
