@@ -171,6 +171,22 @@ def running_with(*words: str) -> list[int]:
 
 
 @pytest.mark.skipif(not shutil.which("bwrap"), reason="no bwrap")
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "remote"])
+def test_a_sandbox_works_whatever_the_umask_of_its_worker_is(kind: str, sandbox_directory: Path) -> None:
+    async def body(make: Make) -> None:
+        box = make("one")
+        await box.start()
+        told = await box.exec(Command("echo a > f; ls -l f | cut -c1-10; cat /etc/passwd > /dev/null && umask"))
+        assert told.stdout == "-rw-r--r--\n0022\n", told
+        await box.stop()
+
+    before = os.umask(0o077)  # that of a job
+    try:
+        with_kind(kind, sandbox_directory, body)
+    finally:
+        os.umask(before)
+
+
 def test_bubblewrap_shows_nothing_of_the_host(sandbox_directory: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("x")
 

@@ -47,16 +47,20 @@ class WorkDirectory:
         self._make_shell()
         for folder in (self.work, self.tmp):
             folder.mkdir()
+            folder.chmod(0o755)  # what enters it for its user need not be its owner
             self._give(folder)
 
     def _make_shell(self) -> None:
         remove(str(self.path))
-        self.path.mkdir(mode=0o711)
+        self.path.mkdir()
+        self.path.chmod(0o711)  # whatever the umask of the worker is: a job's is 077
         owner = {"pid": os.getpid(), "started": start_of(os.getpid()), "host": os.uname().nodename}
         (self.path / _OWNER).write_text(json.dumps(owner))
         uid, gid = (1000, 1000) if self.uid is None else (self.uid, self.uid)
         (self.path / "passwd").write_text(f"root:x:0:0::/:/bin/sh\nagent:x:{uid}:{gid}::/home/agent:/bin/sh\n")
         (self.path / "group").write_text(f"root:x:0:\nagent:x:{gid}:\n")
+        for name in ("passwd", "group"):
+            (self.path / name).chmod(0o644)
 
     def copy_of(self, other: WorkDirectory) -> None:
         """Make it with a copy of the other's files, sharing their blocks where the file system can."""
