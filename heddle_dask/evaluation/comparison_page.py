@@ -94,8 +94,8 @@ def _failures(arms: Sequence[EvaluatedArm]) -> str:
 def _tasks_section() -> str:
     return section(
         "Task by task",
-        "<p>Passed of samples, and mean reward. A click on a heading sorts; “apart” is the distance between the best "
-        "and the worst arm.</p>"
+        "<p>Share of samples that passed, for each arm; then the rest of each. A click on a heading sorts; “apart” is "
+        "the distance between the best and the worst arm.</p>"
         '<div class="pager"><input id="rows-search" type="search" placeholder="task, domain, cause" '
         'aria-label="Search tasks"> <button id="rows-before" type="button">&lsaquo;</button> '
         '<button id="rows-after" type="button">&rsaquo;</button> <span id="rows-count" class="soft"></span></div>'
@@ -104,44 +104,40 @@ def _tasks_section() -> str:
 
 
 def _rows(arms: Sequence[EvaluatedArm]) -> Mapping[str, Any]:
+    """Pass rates of all arms beside each other, then the rest of each."""
     columns: list[dict[str, Any]] = [{"name": "task", "text": True}, {"name": "domain", "text": True}]
+    if len(arms) > 1:
+        columns.append({"name": "apart", "digits": 2})
+    columns += [{"name": arm.name, "digits": 2} for arm in arms]
     for arm in arms:
         columns += [
-            {"name": f"{arm.name}: pass rate", "digits": 2},
-            {"name": "samples", "digits": 0},
+            {"name": f"{arm.name}: samples", "digits": 0},
             {"name": "reward", "digits": 3},
             {"name": "tokens", "digits": 0},
             {"name": "wall s", "digits": 1},
             {"name": "early ends", "text": True},
         ]
-    if len(arms) > 1:
-        columns.insert(2, {"name": "apart", "digits": 2})
     rows = []
     for name in sorted({task for arm in arms for task in arm.tasks}):
         found = [arm.tasks.get(name) for arm in arms]
         domain = next(task.domain for task in found if task is not None)
-        row: list[Any] = [name, domain, *(_cells(found))]
-        if len(arms) > 1:
-            row.insert(2, _apart(found))
-        rows.append(row)
+        rates = [None if task is None else task.pass_rate for task in found]
+        apart = [_apart(rates)] if len(arms) > 1 else []
+        rows.append([name, domain, *apart, *rates, *(cell for task in found for cell in _cells(task))])
     return {"columns": columns, "rows": rows}
 
 
-def _cells(found: Sequence[TaskOutcome | None]) -> list[Any]:
-    cells: list[Any] = []
-    for task in found:
-        if task is None:
-            cells += [None, None, None, None, None, ""]
-            continue
-        causes = ", ".join(map(_cause_text, task.causes[:_MOST_CAUSES]))
-        cells += [task.pass_rate, task.samples, task.reward, task.generated_tokens, task.wall_s, causes]
-    return cells
+def _cells(task: TaskOutcome | None) -> list[Any]:
+    if task is None:
+        return [None, None, None, None, ""]
+    causes = ", ".join(map(_cause_text, task.causes[:_MOST_CAUSES]))
+    return [task.samples, task.reward, task.generated_tokens, task.wall_s, causes]
 
 
 def _cause_text(row: CauseCount) -> str:
     return f"{row.count} {row.title}"
 
 
-def _apart(found: Sequence[TaskOutcome | None]) -> float | None:
-    rates = [task.pass_rate for task in found if task is not None and task.pass_rate is not None]
-    return max(rates) - min(rates) if len(rates) > 1 else None
+def _apart(rates: Sequence[float | None]) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    return max(known) - min(known) if len(known) > 1 else None
