@@ -17,7 +17,7 @@ FACTS = {
     "trains": ["pipelines.grpo.learner", "pipelines.any_trainer.trl_live"],
     "engines": ["heddle_dask.engines.vllm_command:VllmOptions"],
     "run on GPUs in practice": ["benchmarks.gpu"],
-    "unmodified agents through an endpoint": ["heddle_dask.gateway", "heddle_dask.endpoint"],
+    "unmodified agents through an endpoint": ["heddle_dask.gateway.server", "heddle_dask.environments.command_agent"],
     "token ids as sampled": ["heddle_dask.records.token_record:TokenRecord.append"],
     "loss mask, logprobs": ["heddle_dask.records.token_record:TokenRecord.loss_mask"],
     "policy version": ["heddle_dask.core.ids:PolicyVersion"],
