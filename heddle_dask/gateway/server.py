@@ -119,6 +119,7 @@ class _GatewayServer:
             asked.order,
             idempotency_key=request.headers.get("Idempotency-Key", ""),
             request_id=uuid.uuid4().hex,
+            is_retry=request.headers.get("x-stainless-retry-count", "0") != "0",
         )
         if order.streams:
             return await _StreamedAnswer(request, asked, order, self.patience_s).send(exchange)

@@ -73,7 +73,9 @@ def test_a_chat_request_is_an_order() -> None:
     }
 
     async def check(exchange: ScriptedExchange, session: ClientSession) -> None:
-        status, answer = await posted(session, CHAT, body, **{"Idempotency-Key": "once"})
+        status, answer = await posted(
+            session, CHAT, body, **{"Idempotency-Key": "once", "x-stainless-retry-count": "1"}
+        )
         assert status == 200 and answer["model"] == "gpt-7" and len(answer["choices"]) == 2
         order = exchange.orders[0]
         assert order.messages == (
@@ -87,7 +89,7 @@ def test_a_chat_request_is_an_order() -> None:
         assert order.structured == StructuredOutput(json_schema={"type": "object"})
         assert (order.max_tokens, order.temperature, order.stop, order.n, order.seed) == (8, 0.5, ("END",), 2, 3)
         assert json.loads(order.template) == {"reasoning_effort": "low", "enable_thinking": True}
-        assert order.idempotency_key == "once" and order.request_id and not order.streams
+        assert order.idempotency_key == "once" and order.is_retry and order.request_id and not order.streams
 
     with_gateway(check, ScriptedExchange([answered(said("hi"), said("ho"))]))
 
@@ -146,6 +148,7 @@ def test_a_messages_request_is_an_order() -> None:
         assert json.loads(order.tools) == [{"type": "function", "function": shown}]
         assert order.tool_choice == "required" and order.stop == ("END",) and order.max_tokens == 9
         assert order.structured is not None and json.loads(order.template)["enable_thinking"] is False
+        assert not order.is_retry
         assert await posted(session, MESSAGES + "/count_tokens", body) == (200, {"input_tokens": 50})
 
     with_gateway(check)
