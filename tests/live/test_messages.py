@@ -354,6 +354,8 @@ def test_an_order_of_an_agent_is_sent_without_what_the_driver_has() -> None:
         assert driver_end.whole(received) == order
         for end in (gateway_end, driver_end):
             end.add(number, order)
+    kept = [known.messages for known in gateway_end._orders.values()]
+    assert len({id(message) for messages in kept for message in messages}) == 5, "each message is kept once"
     assert KnownOrders().whole(gateway_end.shortened(second, counts=False)) is None, "a driver that knows nothing"
 
 

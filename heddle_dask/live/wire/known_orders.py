@@ -20,22 +20,35 @@ class KnownOrders:
         self._orders: OrderedDict[int, StepOrder] = OrderedDict()
 
     def add(self, number: int, order: StepOrder) -> None:
+        """Keep an order; what it has in common with an earlier one is there once."""
+        best, most = self._nearest(order)
+        if best:
+            known = self._orders[best]
+            tools = known.tools if known.tools == order.tools else order.tools
+            order = replace(order, messages=(*known.messages[:most], *order.messages[most:]), tools=tools)
         self._orders[number] = order
         while len(self._orders) > ORDERS_KEPT:
             self._orders.popitem(last=False)
 
     def shortened(self, order: StepOrder, *, counts: bool) -> OrderBody:
         """What is to be sent of an order."""
-        best, most = 0, 0
-        for number, known in reversed(self._orders.items()):
-            common = _common(known.messages, order.messages)
-            if common > most:
-                best, most = number, common
+        best, most = self._nearest(order)
         if not best:
             return OrderBody(order, counts=counts)
         tools = self._orders[best].tools == order.tools
         rest = replace(order, messages=order.messages[most:], tools="" if tools else order.tools)
         return OrderBody(rest, best, most, tools, counts)
+
+    def _nearest(self, order: StepOrder) -> tuple[int, int]:
+        """The known order with most of the same messages at its beginning, and their number; 0 and 0: there is none."""
+        best, most = 0, 0
+        for number, known in reversed(self._orders.items()):
+            common = _common(known.messages, order.messages)
+            if common > most:
+                best, most = number, common
+            if most == len(order.messages):
+                break
+        return best, most
 
     def whole(self, body: OrderBody) -> StepOrder | None:
         """The order of which this was sent; None where the earlier one is not known."""

@@ -30,7 +30,7 @@ MOST_IN_FLIGHT = 64
 MOST_ORDER_BYTES = 16 << 20
 """Of what of an order the driver does not have yet: more text than the context of any model holds."""
 # Keys whose latest orders are kept: of one that comes back after so many others, all messages are sent again.
-_KEYS_KEPT = 4096
+_KEYS_KEPT = 256
 _DIVERGED = "the engine of the reply was lost in the middle of it, and the reply began again with other words"
 
 
