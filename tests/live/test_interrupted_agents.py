@@ -54,3 +54,12 @@ def test_an_attempt_goes_on_in_a_fresh_environment(
     assert (attempt.path, attempt.begun_again) == (path, begun_again)
     assert recorded.lost_tokens + recorded.interrupted_tokens == lost_tokens
     assert attempt.spec.resumed_tokens == attempt.replayed.generated_tokens
+
+
+def test_the_reward_of_an_attempt_that_begins_again_is_computed_again() -> None:
+    reward = ("reward", {"trajectory_id": "t", "reward": 1.0})
+    action = ("action", {"trajectory_id": "t", "branch": "!", "action_index": 0, "idempotency_key": "k"})
+    kept = recorded_results([sampled("", 3), reward, action])["t"]
+    assert kept.reward is not None and "!" in kept.branches
+    recorded = recorded_results([opened(""), sampled("", 3), reward, action])["t"]
+    assert recorded.reward is None and "!" not in recorded.branches

@@ -90,6 +90,9 @@ def recorded_results(
                     recorded.setdefault(other, Recorded()).reward = reward
         else:
             _take_action(mine, body)
+    for whole in recorded.values():
+        if whole.begun_again:
+            whole.forget_reward()
     return recorded
 
 

@@ -92,6 +92,13 @@ class Recorded:
             tokens += sum(branch.generated_tokens for branch in mine.values())
         return tokens
 
+    def forget_reward(self) -> None:
+        """The attempt begins again: what its reward has computed is that of another transcript."""
+        if self.reward is not None and "group" not in self.reward:
+            self.reward = None
+        for path in [path for path in self.branches if path.startswith("!")]:
+            del self.branches[path]
+
     @property
     def _interrupted(self) -> list[int]:
         return [number for number in range(self.fresh_environments) if number + 1 not in self.failed]
