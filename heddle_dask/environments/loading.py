@@ -3,7 +3,8 @@
 Forms: a name with an optional tier and split (``math``, ``code:hard``, ``search:train``, ``math:hard:train``; easy and
 test by default), ``replay:TRACE`` (the name of a
 recorded trace, or a file), ``prompts:PATH`` (a file or folder of rows),
-``openenv:URL`` (a server of OpenEnv), ``agent:NAME:TASKS`` (an agent that is a
+``openenv:URL`` (a server of OpenEnv),
+``verifiers:ID`` (an environment of verifiers), ``agent:NAME:TASKS`` (an agent that is a
 command, and a set of tasks for it), and ``package.module:function``. The function of the last form is one of
 
 - ``async def solve(task, ctx)``: the agent program itself. A function ``tasks(count, seed)`` of the
@@ -38,6 +39,7 @@ FROM_ELSEWHERE = {
     "agent": "heddle_dask.environments.command_agent:loaded_agent",
     "openenv": "heddle_dask.apis.openenv:OpenEnvEnvironment",
     "prompts": "heddle_dask.environments.task_sets.prompts:Prompts",
+    "verifiers": "heddle_dask.environments.task_sets.verifiers_env:VerifiersEnvironment",
 }
 TIERS = ("easy", "hard")
 SPLITS = ("train", "test")

@@ -160,3 +160,10 @@ def test_tier_and_split_are_selected_by_name(kind: str) -> None:
         environment: Any = load_environment(kind + words)
         assert (environment.tier, environment.split) == expected
         assert load_environment(environment.name) == environment
+
+
+def test_an_environment_of_verifiers_needs_its_package() -> None:
+    with pytest.raises(BadInput, match=r"'verifiers:gsm8k' needs verifiers 0.4 .* pip install 'verifiers>=0.4"):
+        load_environment("verifiers:gsm8k")
+    with pytest.raises(BadInput, match="say what behind the colon, as in verifiers:"):
+        load_environment("verifiers:")
