@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,9 @@ FORMS = (
     "package.module:object"
 )
 Chosen = TypeVar("Chosen")
+_MOST_TOLD = 5
+_LOG = logging.getLogger(__name__)
+_noted: set[str] = set()
 
 
 class AgentTasks(Protocol):
@@ -160,6 +164,15 @@ def _made(text: str, make: Callable[..., Any], args: tuple[Any, ...], options: M
         return make(*args, **options)
     except TypeError as error:
         raise BadInput(f"tasks {text!r}: {error}") from error
+
+
+def note_refused(name: str, refused: Mapping[str, str]) -> None:
+    """Tell, once for each set, which of its tasks are left out, and why."""
+    if refused and name not in _noted:
+        _noted.add(name)
+        reasons = "; ".join(f"{task}: {reason}" for task, reason in list(refused.items())[:_MOST_TOLD])
+        more = f"; and {len(refused) - _MOST_TOLD} others" if len(refused) > _MOST_TOLD else ""
+        _LOG.warning("tasks %s: %d cannot be run here and are left out: %s%s", name, len(refused), reasons, more)
 
 
 def chosen(found: Sequence[Chosen], count: int, seed: int, name: str) -> list[Chosen]:

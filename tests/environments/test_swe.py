@@ -59,13 +59,14 @@ def test_rows_are_tasks_with_images_of_a_folder(tmp_path: Path) -> None:
     assert image_of({**ROW, "image_name": "own:1"}) == "own:1"
 
 
-def test_rows_without_an_image_are_refused_by_name(tmp_path: Path) -> None:
+def test_rows_without_an_image_are_refused_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = rows_in(tmp_path / "set.jsonl", ROW)
     with pytest.raises(BadInput, match=r"none can be run here: org__project-7: its image swebench/.* is not here"):
         load_agent_tasks(path)
     (tmp_path / "images.toml").write_text('"swebench/*" = "{name}.tar"\n')
     other = {**ROW, "instance_id": "org__other", "FAIL_TO_PASS": ["test_a (app.Tests)"], "PASS_TO_PASS": []}
     tasks = SweTasks(rows_in(tmp_path / "set.jsonl", ROW, other))
+    assert "set.jsonl: 1 cannot be run here and are left out: org__other: its tests are not" in caplog.text
     assert tasks.size == 1 and "neither eval_script nor test_cmd" in tasks.refused["org__other"]
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.needs import Needs
-from heddle_dask.environments.agent_tasks import AgentTasks, chosen
+from heddle_dask.environments.agent_tasks import AgentTasks, chosen, note_refused
 from heddle_dask.environments.base import ActionFailed, Context, EnvironmentFailed, Reward, Task
 from heddle_dask.environments.program_sandbox import ProgramSandbox
 from heddle_dask.environments.task_sets.box_files import command_in, put_folder
@@ -74,6 +74,7 @@ class HarborTasks(AgentTasks):
         if not self._boxes:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.refused.items())[:3])
             raise BadInput(f"tasks {source!r}: none can be run here: {reasons or f'no folder has a {TASK_FILE}'}")
+        note_refused(source, self.refused)
 
     @property
     def name(self) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.environments.agent_tasks import AgentTasks, chosen
+from heddle_dask.environments.agent_tasks import AgentTasks, chosen, note_refused
 from heddle_dask.environments.base import ActionFailed, Context, Reward, Task
 from heddle_dask.environments.program_sandbox import ProgramSandbox
 from heddle_dask.environments.task_sets.box_files import command_in
@@ -88,6 +88,7 @@ class SweTasks(AgentTasks):
         if not self._rows:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in list(self.refused.items())[:3])
             raise BadInput(f"tasks {source!r}: none can be run here: {reasons}")
+        note_refused(source, self.refused)
 
     def _add(self, row: Row, source: str) -> None:
         name = str(row.get("instance_id"))
