@@ -133,7 +133,6 @@ class SupervisedCommand:
                 env={"LANG": "C.UTF-8"},
                 cwd="/",
                 start_new_session=True,
-                umask=0o022,  # files that a command makes have the modes that it expects, in a job too
             )
         except OSError as error:
             os.close(reading)

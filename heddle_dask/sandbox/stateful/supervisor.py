@@ -220,6 +220,7 @@ def main() -> None:
     """Read the order, run the command, kill the rest."""
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.umask(0o022)  # files that a command makes have the modes that it expects, in a job too
     order = marshal.loads(read_exactly(int.from_bytes(read_exactly(4), "big")))
     status = order["status"]
     os.set_inheritable(status, False)
