@@ -414,7 +414,7 @@ class Grant:
     reach_cpus
         CPUs of its host that it may use in all, its own among them: the others while they are idle. 0: its own alone.
     nice
-        With what priority it uses them (`RunAction.nice`).
+        With what priority it uses them (``RunAction.nice``).
     """
 
     action_id: ActionId
