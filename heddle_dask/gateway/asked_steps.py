@@ -8,34 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from heddle_dask.chat.history import HistoryPath, HistoryPlace
 from heddle_dask.gateway.orders import OrderRefused, StepAnswer, StepOrder
 
-Outcome = Literal["answered", "aborted", "failed"]
 RequestKey = tuple[bytes, tuple[Any, ...]]
-
-
-@dataclass(frozen=True, slots=True)
-class StepAsked:
-    """A step begins for an order; steps of one session are numbered from 0."""
-
-    number: int
-    order: StepOrder
-
-
-@dataclass(frozen=True, slots=True)
-class StepSettled:
-    """That step has ended."""
-
-    number: int
-    outcome: Outcome
-
-
-SessionEvent = StepAsked | StepSettled
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +37,7 @@ class AskedRequest:
 
 @dataclass(slots=True, eq=False)
 class AskedStep:
-    """A step of one order, which one or more clients wait for, or nobody."""
+    """A step of one order, which one or more clients wait for, or nobody; those of a session are numbered from 0."""
 
     number: int
     request: AskedRequest
@@ -91,28 +70,22 @@ class AskedSteps:
     ----------
     grace_s
         How long a step goes on whose clients have all gone.
-    on_event
-        Told of each end.
     """
 
-    def __init__(self, grace_s: float, on_event: Callable[[SessionEvent], None]) -> None:
+    def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
-        self._on_event = on_event
         self._open: list[AskedStep] = []
         # Steps that nobody waits for, running or answered: the next equal request takes one.
         self._unclaimed: defaultdict[RequestKey, list[AskedStep]] = defaultdict(list)
         self._by_idempotency_key: dict[str, AskedStep] = {}
 
-    def add(self, step: AskedStep, *, claimed: bool) -> None:
-        """A step that runs; `claimed`: a client waits for it."""
+    def add(self, step: AskedStep) -> None:
+        """A step that runs, for which a client waits."""
         self._open.append(step)
         name = step.request.order.idempotency_key
         if name:
             self._by_idempotency_key[name] = step
-        if claimed:
-            step.waiting = 1
-        else:
-            self._unclaimed[step.key].append(step)
+        step.waiting = 1
         step.running.add_done_callback(lambda task: self._ended(step))
 
     async def repeated(self, request: AskedRequest) -> AskedStep | None:
@@ -158,8 +131,6 @@ class AskedSteps:
         self._unlist(step)
         if not step.running.done() and not step.gives_up:
             step.gives_up = True
-            # Before the context hears of it: a replay must not wait for a step that was given up.
-            self._on_event(StepSettled(step.number, "aborted"))
             step.running.cancel()
 
     async def close(self) -> None:
@@ -184,6 +155,3 @@ class AskedSteps:
         if step.has_failed:
             self._by_idempotency_key.pop(step.request.order.idempotency_key, None)
             self._unlist(step)
-        # One that is cancelled with its trajectory has no outcome: it runs again when that is resumed.
-        if not step.running.cancelled():
-            self._on_event(StepSettled(step.number, "failed" if step.has_failed else "answered"))

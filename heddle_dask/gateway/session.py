@@ -2,16 +2,13 @@
 
 What was sampled is never tokenised again: a request that repeats it goes on from the stored tokens (`History`). A
 request that comes again gets the same step (`AskedSteps`), or one that begins again at the same place.
-
-The decisions depend only on the order in which steps are asked for and end. Both are told (`on_event`), so that a
-session is rebuilt by `replay`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from heddle_dask.chat.conversation import ChatMessage, with_tool_names
@@ -19,7 +16,7 @@ from heddle_dask.chat.history import History, HistoryPlace
 from heddle_dask.core.errors import BadInput, text_of
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.environments.base import Context
-from heddle_dask.gateway.asked_steps import AskedRequest, AskedStep, AskedSteps, SessionEvent, StepAsked
+from heddle_dask.gateway.asked_steps import AskedRequest, AskedStep, AskedSteps
 from heddle_dask.gateway.orders import OnText, OrderRefused, StepAnswer, StepOrder
 from heddle_dask.gateway.replies import choice_of, form_of
 
@@ -38,25 +35,16 @@ class GatewaySession:
         Of the trajectory. The first conversation goes on in it, if nothing was appended to it before.
     grace_s
         How long a step goes on whose clients have all gone.
-    on_event
-        Told of each step that begins, before anything of it is sampled, and of its end.
     """
 
-    def __init__(
-        self,
-        context: Context,
-        *,
-        grace_s: float = GRACE_S,
-        on_event: Callable[[SessionEvent], None] = lambda event: None,
-    ) -> None:
+    def __init__(self, context: Context, *, grace_s: float = GRACE_S) -> None:
         self._first = context
         self._variables = context.template_variables
-        self._on_event = on_event
         self._history = History()
         self._contexts: dict[int, Context] = {}  # by the number of their branch in the history
         self._steps = 0
         self._beginning = asyncio.Lock()
-        self._asked = AskedSteps(grace_s, on_event)
+        self._asked = AskedSteps(grace_s)
         # Tools are long, and the same in all requests of an agent.
         self._roots: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {}
 
@@ -97,28 +85,6 @@ class GatewaySession:
             return self._contexts[place.branch].context_tokens
         return self._tokens(place, request)
 
-    async def replay(self, events: Iterable[SessionEvent]) -> None:
-        """Repeat the steps of a recorded session; the orders that come then get their answers, each once.
-
-        Raises
-        ------
-        Exception
-            What a step raises that has an answer in the recorded session.
-        """
-        steps: dict[int, AskedStep] = {}
-        for event in events:
-            if isinstance(event, StepAsked):
-                async with self._beginning:
-                    steps[event.number] = self._begin(self._request(event.order), claimed=False)
-                    await asyncio.sleep(0)
-                continue
-            step = steps[event.number]
-            if event.outcome == "aborted":
-                self._asked.abort(step)
-            await asyncio.wait([step.running])
-            if event.outcome == "answered":
-                step.running.result()
-
     async def close(self) -> None:
         """Abort what runs."""
         await self._asked.close()
@@ -129,10 +95,9 @@ class GatewaySession:
             step = await self._asked.repeated(request)
             if step is not None:
                 return step
-            step = self._begin(request, claimed=True)
+            step = self._begin(request)
             try:
-                # Now it is begun: its context has made the forks for its choices. Whatever begins later forks later,
-                # so that a replay makes the same forks in the same order.
+                # Now it is begun: its context has made the forks for its choices; whatever begins later forks later.
                 await asyncio.sleep(0)
             except asyncio.CancelledError:
                 self._asked.leave(step)
@@ -141,7 +106,7 @@ class GatewaySession:
 
     # -- steps -------------------------------------------------------------------------------------
 
-    def _begin(self, request: AskedRequest, *, claimed: bool) -> AskedStep:
+    def _begin(self, request: AskedRequest) -> AskedStep:
         """A new step for an order.
 
         Raises
@@ -158,9 +123,8 @@ class GatewaySession:
         self._note()
         step = AskedStep(self._steps, request, place, branch, _prompt_tokens(context, place, order.messages))
         self._steps += 1
-        self._on_event(StepAsked(step.number, order))
         step.task = asyncio.ensure_future(self._run(step, form))
-        self._asked.add(step, claimed=claimed)
+        self._asked.add(step)
         return step
 
     async def _run(self, step: AskedStep, form: StructuredOutput | None) -> StepAnswer:

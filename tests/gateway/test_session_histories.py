@@ -18,10 +18,8 @@ from worlds.scripted_plane import context_on
 from heddle_dask.chat.conversation import ChatMessage
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.chat.tool_calls import format_call
-from heddle_dask.gateway.asked_steps import StepAsked, StepSettled
 from heddle_dask.gateway.orders import Choice, StepAnswer, StepOrder
 from heddle_dask.gateway.session import GatewaySession
-from heddle_dask.live.driver.files.resume import recorded_results
 from heddle_dask.live.driver.programs.context import LiveContext
 from heddle_dask.records.token_record import Attribution
 
@@ -55,8 +53,6 @@ class Agent:
 
     template: ChatTemplate
     replies: Sequence[int]
-    journal: list[Any] = field(default_factory=list)  # results and events of the session, in one order
-    lines: list[Any] = field(default_factory=list)
     talks: list[list[ChatMessage]] = field(default_factory=lambda: [[ChatMessage("user", "go")] for _ in range(2)])
     tools: list[str] = field(default_factory=lambda: ["", TOOLS])
     open: dict[int, Asked] = field(default_factory=dict)
@@ -64,14 +60,12 @@ class Agent:
     known: list[tuple[str, tuple[Any, ...], list[int], bool]] = field(default_factory=list)
     answered: int = 0
 
-    def start(self, recorded: Any = None) -> None:
+    def start(self) -> None:
         self.plane = SamplingPlane(
             self.template, lambda number: REPLIES[self.replies[number % len(self.replies)]], holds=True
         )
-        self.ctx: LiveContext = context_on(
-            self.plane, "", template=self.template, journal=Both(self.journal, self.lines), recorded=recorded
-        )
-        self.session = GatewaySession(self.ctx, grace_s=0.0, on_event=self.journal.append)
+        self.ctx: LiveContext = context_on(self.plane, "", template=self.template)
+        self.session = GatewaySession(self.ctx, grace_s=0.0)
 
     def order(self, talk: int, n: int = 1) -> StepOrder:
         return StepOrder(tuple(self.talks[talk]), tools=self.tools[talk], n=n)
@@ -143,18 +137,6 @@ class Agent:
             await asyncio.wait([asked.task])
             for _ in range(6):
                 await asyncio.sleep(0)
-
-
-class Both(list[Any]):
-    """A journal of results that is also written to another list."""
-
-    def __init__(self, *lists: list[Any]) -> None:
-        super().__init__()
-        self.lists = lists
-
-    def append(self, line: Any) -> None:
-        for each in self.lists:
-            each.append(line)
 
 
 def restated(choice: Choice, how: int) -> ChatMessage:
@@ -285,10 +267,8 @@ def test_branches_are_what_engines_saw_and_sampled(
 ) -> None:
     agent = Agent(template, replies)
     asyncio.run(play(agent, deeds))
-    settled_events = [event for event in agent.journal if isinstance(event, StepSettled)]
-    answered = sum(event.outcome == "answered" for event in settled_events)
     ended = [step for step in agent.plane.steps if step.ended and in_some_branch(agent, step)]
-    assert agent.answered <= answered <= len(ended)
+    assert agent.answered <= len(ended)
     check_branches(agent.ctx, agent.plane, ended)
 
 
@@ -299,48 +279,3 @@ def in_some_branch(agent: Agent, step: Sampled) -> bool:
         and any(each.token_start == len(step.context) for each in branch.steps)
         for branch in agent.ctx.branches()
     )
-
-
-@settings(parent=HOW, max_examples=60)
-@given(
-    deeds=DEEDS,
-    replies=st.lists(st.integers(0, len(REPLIES) - 1), min_size=1, max_size=6),
-    kept=st.floats(0.0, 1.0),
-)
-def test_a_replayed_session_asks_the_same_steps(
-    template: ChatTemplate, deeds: list[Any], replies: list[int], kept: float
-) -> None:
-    agent = Agent(template, replies)
-    asyncio.run(play(agent, deeds))
-    whole = {b._spec.trajectory_id: b for b in agent.ctx.branches()}
-    journal = agent.journal[: round(kept * len(agent.journal))]
-    results = [line for line in journal if isinstance(line, tuple)]
-    events = [line for line in journal if not isinstance(line, tuple)]
-    settled_numbers = {event.number for event in events if isinstance(event, StepSettled)}
-    answered = [event.number for event in events if isinstance(event, StepSettled) and event.outcome == "answered"]
-
-    async def body() -> None:
-        again = Agent(template, replies)
-        again.start(recorded_results(results).get("t"))
-        await again.session.replay(events)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        for branch in again.ctx.branches():
-            steps = whole[branch._spec.trajectory_id].steps
-            assert [(s.step_index, s.token_start, s.token_stop) for s in branch.steps] == [
-                (s.step_index, s.token_start, s.token_stop) for s in steps[: len(branch.steps)]
-            ]
-        assert sum(len(b.steps) for b in again.ctx.branches()) >= len(answered)
-        # What was answered is there for whoever asks for it again, and asks no engine.
-        orders = [e.order for e in events if isinstance(e, StepAsked) and e.number in answered]
-        assert not again.plane.steps or len(settled_numbers) < sum(isinstance(e, StepAsked) for e in events)
-        before = len(again.plane.steps)
-        for step in again.plane.steps:
-            step.released.set()
-        async with asyncio.timeout(5):
-            for order in orders:
-                await again.session.answer(order)
-        assert len(again.plane.steps) == before
-        await again.session.close()
-
-    asyncio.run(body())
