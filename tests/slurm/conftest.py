@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,12 +48,17 @@ def slurm(slurm_daemons: Lab) -> Iterator[Lab]:
 
 @pytest.fixture(scope="session")
 def longer_than_a_walltime(slurm_daemons: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Background]:
-    """Engines in jobs of two minutes, and two and a half minutes of work for them; on a SLURM of their own."""
+    """Engines in jobs of two minutes, and two and a half minutes of work for them; on a SLURM of their own.
+
+    Three trajectories take steps and call tools, the agent of a fourth one asks its gateway.
+    """
     directory = tmp_path_factory.mktemp("walltime")
     short = 'role = "rollout"\npartition = "short"\ngres = "gpu:1"\ncpus = 2\nwalltime = "2min"\ndrain = "25s"\n'
     with ExitStack() as stack:
         lab = stack.enter_context(running_lab())
-        write_cluster_file(directory, short=short + 'start-timeout = "30s"\n', cpu="")
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="heddle-scratch-")))
+        scratch.chmod(0o711)
+        write_cluster_file(directory, scratch=scratch, short=short + 'start-timeout = "30s"\n', cpu="")
         write_agents(directory, seconds_per_token=0.1)
         process = start(
             directory,
@@ -62,6 +69,7 @@ def longer_than_a_walltime(slurm_daemons: Lab, tmp_path_factory: pytest.TempPath
             "--max-steps",
             "100",
             STEPS="65",
+            AGENT_S="130",
             TOKENS="20",
             SLURM_CONF=str(lab.conf),
         )

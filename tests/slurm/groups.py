@@ -28,7 +28,7 @@ GROUP = {
     "cpu": 'role = "tool"\npartition = "cpu"\ncpus = 4\nwalltime = "30min"\ndrain = "20s"\n',
 }
 AGENTS = '''
-"""Steps of `TOKENS` tokens with a tool call after each."""
+"""Steps of `TOKENS` tokens with a tool call after each; or, in the first task, an agent in a sandbox asks for them."""
 import asyncio, os
 from heddle_dask.environments.base import Task
 
@@ -42,7 +42,34 @@ async def where_am_i():
     return os.environ.get("SLURM_JOB_NAME", "nowhere")
 
 
+AGENT_S = float(os.environ.get("AGENT_S", 0))
+AGENT = """
+import json, os, sys, time, urllib.request
+head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
+url, until, messages = os.environ["OPENAI_BASE_URL"] + "/chat/completions", time.time() + float(sys.argv[1]), []
+while time.time() < until:
+    messages.append({"role": "user", "content": "and now?"})
+    body = json.dumps({"model": "any", "max_tokens": 40, "messages": messages}).encode()
+    # No time limit and no second try: the request is open until its step has ended, wherever that runs.
+    with urllib.request.urlopen(urllib.request.Request(url, body, head)) as answer:
+        messages.append(json.load(answer)["choices"][0]["message"])
+print(len(messages) // 2)
+"""
+
+
+async def agent_of_its_own(ctx):
+    gate = await ctx.gateway()
+    async with ctx.sandbox(files={"agent.py": AGENT}, gateway=gate) as box:
+        settings = " ".join(f"{name}={value}" for name, value in gate.environment.items())
+        done = await box.exec(f"{settings} python3 agent.py {AGENT_S}", cpus=0, timeout_s=600)
+    assert done.exit_code == 0, done.stderr
+    ctx.metadata["answered"] = int(done.stdout)
+    return 1.0
+
+
 async def solve(task, ctx):
+    if AGENT_S and task.task_id == "t0":
+        return await agent_of_its_own(ctx)
     ctx.append("user", task.prompt)
     jobs = []
     for step in range(STEPS):
@@ -63,10 +90,13 @@ class Background:
     directory: Path
 
 
-def write_cluster_file(directory: Path, *tables: str, **groups: str) -> Path:
-    """Write ``slurm.toml``: the lab's groups `gpu` and `cpu`, each with more lines, or groups of one's own."""
+def write_cluster_file(directory: Path, *tables: str, scratch: Path | None = None, **groups: str) -> Path:
+    """Write ``slurm.toml``: the lab's groups `gpu` and `cpu`, each with more lines, or groups of one's own.
+
+    Users of sandboxes pass through `scratch`, where there are any.
+    """
     chosen = groups or {"gpu": "", "cpu": ""}
-    text = SHARED.format(logs=directory / "logs", scratch=directory / "scratch")
+    text = SHARED.format(logs=directory / "logs", scratch=scratch or directory / "scratch")
     for name, lines in chosen.items():
         text += f"\n[groups.{name}]\n{GROUP.get(name, '')}{lines}\n"
     path = directory / "slurm.toml"

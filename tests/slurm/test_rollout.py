@@ -151,7 +151,12 @@ def test_a_walltime_passes_and_nothing_is_lost(longer_than_a_walltime: Backgroun
     with_jobs = list(RunReader(directory / "run.zarr"))
     engines = [step.engine_id.split("/")[0] for record in with_jobs for step in record.steps]
     assert set(engines) >= {"short-0", "short-1"}
-    assert {job for record in with_jobs for job in record.metadata["jobs"]} == {"cpu-0"}
+    agent, *others = sorted(with_jobs, key=lambda record: record.task_id)
+    assert {job for record in others for job in record.metadata["jobs"]} == {"cpu-0"}
+    # It sent each request once: one that was open when the job of its engine had to end was answered all the same.
+    asked = agent.metadata["gateway"]
+    assert asked == {"requests": agent.metadata["answered"]} and len(agent.steps) == asked["requests"]
+    assert {step.engine_id.split("/")[0] for step in agent.steps} >= {"short-0", "short-1"}
     # Moved before its end, not killed at it; the next job was there by then.
     first, second = lab.named("short-0"), lab.named("short-1")
     assert first["JobState"] == "COMPLETED", first
