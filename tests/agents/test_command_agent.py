@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import psutil
 import pytest
 from worlds.command_agents import WriteFile, script
-from worlds.live_world import emulated, run
+from worlds.live_world import emulated, run, until
 from worlds.shared_cluster import shared_cluster
 
 from heddle_dask import Rollout
@@ -16,6 +17,7 @@ from heddle_dask.environments.command_agent import CommandAgent
 from heddle_dask.records.trajectory import TrajectoryRecord
 
 pytestmark = pytest.mark.cluster
+GATEWAY = "gateway_process"
 
 WRITES = script(
     """
@@ -95,3 +97,43 @@ def test_agents_hold_no_cpu(model_dir: str) -> None:
     begun = [a.finished_s - a.run_s for a in runs]
     at_once = max(sum(b <= at < a.finished_s for a, b in zip(runs, begun, strict=True)) for at in begun)
     assert at_once > 8, begun
+
+
+WAITS_FOR_AN_ANSWER = script(
+    """
+import subprocess
+ask("hello")
+subprocess.Popen(["sh", "-c", "sleep 100; : about-to-ask"])
+ask("hello again", tokens=60)
+open("answer.txt", "w").write("hello")
+""",
+    "interrupted",
+)
+
+
+def test_an_agent_whose_gateway_is_lost_is_attempted_again(model_dir: str) -> None:
+    def seen(mark: str) -> list[psutil.Process]:
+        return [p for p in psutil.process_iter(["cmdline"]) if mark in " ".join(p.info["cmdline"] or ())]
+
+    async def body() -> TrajectoryRecord:
+        async with (
+            shared_cluster(1) as client,
+            Rollout(
+                client,
+                env=CommandAgent(WAITS_FOR_AN_ANSWER, WriteFile()),
+                model=model_dir,
+                engines=emulated(
+                    model_dir, seconds_per_token=0.1, emulation={"mean_length_tokens": 100_000, "end_token_id": None}
+                ),
+            ) as rollout,
+        ):
+            running = asyncio.ensure_future(rollout.run(1))
+            await until(lambda: seen("about-to-ask"))
+            await asyncio.sleep(1.5)  # the request is open; its answer takes six seconds
+            (gateway,) = [p for p in psutil.Process().children(recursive=True) if GATEWAY in " ".join(p.cmdline())]
+            gateway.kill()
+            (record,) = await running
+        return record
+
+    record: TrajectoryRecord = run(body())
+    assert (record.status, record.reward) == ("completed", 1.0), record.detail

@@ -48,9 +48,9 @@ class WriteFile(AgentTasks):
 
 _ASK = """
 import json, os, sys, urllib.request
-def ask(*contents):
+def ask(*contents, tokens=8):
     messages = [{"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(contents)]
-    body = json.dumps({"model": "any", "messages": messages, "max_tokens": 8}).encode()
+    body = json.dumps({"model": "any", "messages": messages, "max_tokens": tokens}).encode()
     headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
     asked = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
     return json.load(urllib.request.urlopen(asked, timeout=100))["choices"][0]["message"]["content"] or ""
