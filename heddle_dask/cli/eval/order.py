@@ -67,7 +67,8 @@ class ArmsOrder:
         options = parsed_vllm_options(engine, asked.values)
         models = [chosen_model(model, engine, options) for model in asked["models"] or (None,)]
         on = [("", env) for env in asked["envs"]]
-        on += [(_absolute(agent), _absolute(tasks)) for agent in asked["agents"] for tasks in sets]
+        agents = [_absolute(agent) if agent.endswith(".toml") else agent for agent in asked["agents"]]
+        on += [(agent, _absolute(tasks)) for agent in agents for tasks in sets]
         identities = [ArmIdentity(tasks, model, agent) for model in models for agent, tasks in on]
         twice = next((each for each in identities if identities.count(each) > 1), None)
         if twice is not None:
