@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import os
 import re
 import shlex
@@ -21,6 +22,7 @@ from slurm.groups import (
     write_cluster_file,
 )
 from slurm.lab import Lab, wait_for
+from worlds.command_agents import script
 from worlds.journal_records import read_journal
 
 from heddle_dask.records.store import RunReader
@@ -104,6 +106,28 @@ def test_the_documented_chain_of_jobs_goes_on_where_a_link_has_ended(
     steps = [body for kind, body in read_journal(tmp_path / "run.journal") if kind == "step"]
     assert len({(body["trajectory_id"], body["step_index"]) for body in steps}) == len(steps) == 8 * 12
     assert "gpu-0 is submitted" in said[second] and "is submitted" not in said[third]
+
+
+def test_an_agent_that_is_a_command_is_evaluated_on_jobs(slurm: Lab, tmp_path: Path) -> None:
+    """The sentence of README: `heddle eval --agent … --tasks … --cluster slurm.toml --samples …`."""
+    write_cluster_file(tmp_path)
+    agent = script("ask(sys.argv[1]); open('answer.txt', 'w').write('hello')", "obeys")
+    words = ", ".join(map(json.dumps, agent.command))
+    (tmp_path / "obeys.toml").write_text(f'name = "obeys"\nmemory = "64 MiB"\ncommand = [{words}]\n')
+    command = [
+        *(sys.executable, "-c", "from heddle_dask.cli.main import main; main()", "eval", "--json"),
+        *("--agent", "obeys.toml", "--tasks", "worlds.command_agents:WriteFile", "--tasks", "2", "--samples", "2"),
+        *("--engine", "emulated", "--slots", "4", "--cluster", "slurm.toml", "--out", "evaluation"),
+    ]
+    environment = {**os.environ, "PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY / 'tests'}"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    (arm,) = json.loads(done.stdout.splitlines()[-1])["arms"]
+    assert (arm["tasks"], arm["samples"], arm["passed"], arm["infrastructure"]) == (2, 4, 4, 0), done.stderr
+    (store,) = (tmp_path / "evaluation" / "arms").glob("*.zarr")
+    records = list(RunReader(store))
+    assert [record.metadata["gateway"]["requests"] for record in records] == [1] * 4
+    assert {step.engine_id.split("/")[0] for record in records for step in record.steps} == {"gpu-0"}
 
 
 def run_program(directory: Path, program: str) -> str:
