@@ -22,6 +22,12 @@ class AgentGateway(Protocol):
         """Base URL for other programs on the machine of the first tool worker; empty where none had joined."""
 
     @property
+    def remote_url(self) -> str:
+        """Base URL for other machines, ``https://…``; empty unless the first tool worker was given a port and a
+        certificate (``HEDDLE_GATEWAY_PORT``, ``HEDDLE_GATEWAY_CERT``, ``HEDDLE_GATEWAY_KEY``).
+        """
+
+    @property
     def key(self) -> str:
         """The key of the trajectory, as bearer token or ``x-api-key``. It is valid until `close`."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,6 +16,7 @@ import aiohttp
 import cloudpickle
 import pytest
 from distributed import Client
+from worlds.certificates import loopback_certificate
 from worlds.live_world import cluster, descendants, emulated, kill, run, worker_process
 from worlds.shared_cluster import another_client, shared_cluster
 
@@ -24,6 +26,7 @@ from heddle_dask.gateway.session import GatewaySession
 from heddle_dask.live.driver.programs import context
 from heddle_dask.live.wire.messages import ENGINE_PLUGIN
 from heddle_dask.live.worker import gateway_process
+from heddle_dask.live.worker.gateway_tls import CERT_VARIABLE, KEY_VARIABLE, PORT_VARIABLE
 from heddle_dask.records.reader import RunReader
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -273,12 +276,22 @@ def test_an_interrupted_agent_begins_again_and_one_that_ended_does_not(model_dir
     assert set(stored) == {"ends_early", "is_interrupted"}
 
 
-def test_no_request_outlives_its_driver_or_its_tool_worker(model_dir: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_request_outlives_its_driver_or_its_tool_worker(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(context, "GatewaySession", partial(GatewaySession, grace_s=0.3))
+    certificate, secret = loopback_certificate(tmp_path)
+    for name, value in {PORT_VARIABLE: "0", CERT_VARIABLE: str(certificate), KEY_VARIABLE: str(secret)}.items():
+        monkeypatch.setenv(name, value)
     gates: list[AgentGateway] = []
 
     async def waits(ctx: Context) -> None:
-        gates.append(await ctx.gateway())
+        gate = await ctx.gateway()
+        trusted = ssl.create_default_context(cafile=str(certificate))
+        head = {"Authorization": f"Bearer {gate.key}"}
+        async with aiohttp.request("GET", f"{gate.remote_url}/v1/models", headers=head, ssl=trusted) as answer:
+            assert gate.remote_url.startswith("https://") and answer.status == 200
+        gates.append(gate)
         await asyncio.Event().wait()
 
     async def body() -> None:

@@ -254,7 +254,7 @@ SAMPLES: list[Message] = [
     gateway.GatewayCancelledNotice("s", "tcp://w", "h/g1", (3, 4), "cause"),
     gateway.GatewayAnswer("s", "tcp://w", "h/g1", 3, b"body"),
     gateway.GatewaySessionEnded("s", "reason"),
-    gateway.GatewayPlace("/tmp/x", 8911, "node"),
+    gateway.GatewayPlace("/tmp/x", 8911, "node", "https://10.0.0.1:8912"),
     gateway.OpenGateway("s"),
     gateway.StartGateway(),
     gateway.TakeText((gateway.StepText("h/g1", 3, 1, 12, "text"),)),

@@ -180,11 +180,14 @@ class GatewayPlace(Message):
         On the loopback interface of that worker's machine.
     node
         The name of that machine.
+    remote_url
+        For other machines; empty where it does not listen for them.
     """
 
     directory: str = ""
     port: int = 0
     node: str = ""
+    remote_url: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,12 +45,13 @@ from heddle_dask.live.wire.gateway_messages import (
     TakeText,
     TextTaken,
 )
+from heddle_dask.live.worker.gateway_tls import remote_sockets
 from heddle_dask.live.worker.own_gpus import node_name
 
 SOCKET_NAME = "gateway.sock"
 DIED = "the gateway process was lost"
 # The process imports where the worker does.
-_PROGRAM = "import sys; sys.path[:] = sys.argv[4:]; from heddle_dask.live.worker.gateway_process import main; main()"
+_PROGRAM = "import sys; sys.path[:] = sys.argv[5:]; from heddle_dask.live.worker.gateway_process import main; main()"
 _START_S = 60.0
 _FIRST_GAP_S = 0.1
 _LONGEST_GAP_S = 5.0
@@ -66,12 +67,15 @@ class GatewayHost:
     ----------
     name
         Begins the names of its processes; unique in the cluster.
+    host
+        At which other machines reach this one.
     send
         To the scheduler.
     """
 
-    def __init__(self, name: str, send: Callable[[Message], None]) -> None:
+    def __init__(self, name: str, host: str, send: Callable[[Message], None]) -> None:
         self._name = name
+        self._host = host
         self._send = send
         self._numbers = itertools.count(1)
         self._place: GatewayPlace | None = None
@@ -117,10 +121,11 @@ class GatewayHost:
         unix.bind(str(directory / SOCKET_NAME))
         tcp = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         tcp.bind((LOOPBACK, 0))
-        self._sockets = (unix, tcp)
+        self._sockets = (unix, tcp, *remote_sockets(self._host))
         for each in self._sockets:
             each.listen(_BACKLOG)  # what connects before the process runs waits
-        return GatewayPlace(str(directory), tcp.getsockname()[1], node_name())
+        urls = [f"https://{self._host}:{each.getsockname()[1]}" for each in self._sockets[2:]]
+        return GatewayPlace(str(directory), tcp.getsockname()[1], node_name(), "".join(urls))
 
     async def _keep_running(self) -> None:
         gap_s = _FIRST_GAP_S
@@ -139,10 +144,11 @@ class GatewayHost:
     async def _run_once(self) -> None:
         """Start a process, and relay until it has ended."""
         mine, theirs = socket.socketpair()
-        files = (theirs.fileno(), *(each.fileno() for each in self._sockets))
+        files = [theirs.fileno(), *(each.fileno() for each in self._sockets)]
+        named = [*map(str, files), ""][:4]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM, *map(str, files), *sys.path],
+                [sys.executable, "-c", _PROGRAM, *named, *sys.path],
                 stdin=subprocess.DEVNULL,
                 pass_fds=files,
                 start_new_session=True,  # a signal of a terminal is for the worker

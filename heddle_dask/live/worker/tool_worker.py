@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from distributed import Status, Worker, get_worker
+from distributed.comm import get_address_host
 from distributed.diagnostics.plugin import WorkerPlugin
 
 from heddle_dask.core.commands import AbortAction, CloseSandbox
@@ -95,7 +96,9 @@ class ToolWorker(WorkerPlugin):
         cpus = resources[CPUS]
         self.cores = CpuPool.of_worker(worker, cpus)
         self._runner = ActionRunner(self.cores)
-        self.gateway = GatewayHost(self.host_id, lambda message: send(worker, message))
+        self.gateway = GatewayHost(
+            self.host_id, get_address_host(worker.address), lambda message: send(worker, message)
+        )
         self._running: dict[Key, asyncio.Task[Any]] = {}
         self._payloads: dict[Key, asyncio.Future[bytes]] = {}
         self._reaping = asyncio.ensure_future(reap_stale_sandboxes())

@@ -169,7 +169,7 @@ class LiveContext(Context):
                 GatewaySession(self),
                 lambda: sum(len(branch.steps) for branch in self.branches()) - steps,
                 self.metadata,
-                place.port,
+                place,
             )
         return self._gateway
 

@@ -12,7 +12,7 @@ from heddle_dask.environments.agent_gateway import GATEWAY_URL, agent_environmen
 from heddle_dask.gateway.orders import OrderRefused, StepAnswer, StepOrder
 from heddle_dask.gateway.session import GatewaySession
 from heddle_dask.live.driver.connection.gateway_orders import GatewayOrders
-from heddle_dask.live.wire.gateway_messages import new_key
+from heddle_dask.live.wire.gateway_messages import GatewayPlace, new_key
 
 METADATA = "gateway"
 """The entry of a trajectory's metadata: its requests, and those that were refused, by kind."""
@@ -37,13 +37,13 @@ class LiveGateway:
         session: GatewaySession,
         steps: Callable[[], int],
         metadata: dict[str, Any],
-        port: int,
+        place: GatewayPlace,
     ) -> None:
         self._orders = orders
         self._session = session
         self._steps = steps
         self._metadata = metadata
-        self._port = port
+        self._place = place
         self._requests = 0
         self._refused: Counter[str] = Counter()
         self._lost: list[str] = []
@@ -58,7 +58,11 @@ class LiveGateway:
 
     @property
     def loopback_url(self) -> str:
-        return f"http://127.0.0.1:{self._port}" if self._port else ""
+        return f"http://127.0.0.1:{self._place.port}" if self._place.port else ""
+
+    @property
+    def remote_url(self) -> str:
+        return self._place.remote_url
 
     @property
     def key(self) -> str:
