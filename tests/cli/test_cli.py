@@ -472,6 +472,16 @@ def test_the_progress_line_fits_a_terminal_of_80_columns():
     assert max(map(len, shown)) <= 80 and shown[1].startswith(" " * 11) and "done 1234/64000" in shown[0]
 
 
+def test_what_two_runs_say_at_the_same_time_is_shown_once():
+    said = io.StringIO()
+    display = ProgressDisplay(Console(file=said, width=80))
+    for text in ("0 of 1 engines ready", "0 of 1 engines ready", "1 of 1", "0 of 1 engines ready"):
+        display.message(text)
+    assert [line.partition("] ")[2] for line in said.getvalue().splitlines()] == [
+        *("0 of 1 engines ready", "1 of 1", "0 of 1 engines ready")
+    ]
+
+
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0 s"), (190, "3 min 10 s"), (7500, "2 h 05 min")])
 def test_duration_is_for_people(seconds, text):
     assert duration(seconds) == text

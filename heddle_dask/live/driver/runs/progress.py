@@ -154,8 +154,10 @@ class ProgressDisplay:
         self._latest = ""
 
     def message(self, text: str) -> None:
-        self._latest = text
-        self._print([text])
+        """Print a message, unless it is the latest one again: runs that share a cluster wait for the same."""
+        if text != self._latest:
+            self._latest = text
+            self._print([text])
 
     def show(self, snapshot: Snapshot) -> None:
         """Print how far it is, in lines that the terminal does not wrap."""
