@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-from heddle_dask.core.errors import BadInput
-from heddle_dask.environments.base import Context, Reward, Task
+from heddle_dask.core.errors import BadInput, text_of
+from heddle_dask.core.needs import Needs
+from heddle_dask.environments.base import ActionFailed, Context, EnvironmentFailed, Reward, Task
 from heddle_dask.environments.named_object import named_object
 from heddle_dask.environments.program_sandbox import ProgramSandbox
 from heddle_dask.environments.task_sets.row_files import ROW_ENDINGS, first_row
@@ -34,6 +35,10 @@ Chosen = TypeVar("Chosen")
 _MOST_TOLD = 5
 _LOG = logging.getLogger(__name__)
 _noted: set[str] = set()
+# What code of a user raises; what a context raises to end a program goes through.
+_VERIFIER_FAILS = (
+    *(ActionFailed, ArithmeticError, AssertionError, AttributeError, LookupError, OSError, TypeError, ValueError),
+)
 
 
 class AgentTasks(Protocol):
@@ -111,6 +116,31 @@ def is_agent_tasks(value: object) -> bool:
     return has_all and not isinstance(value, type) and isinstance(getattr(value, "name", None), str)
 
 
+async def prepare_task(tasks: AgentTasks, task: Task, sandbox: ProgramSandbox) -> None:
+    """Start the sandbox of a task, and prepare the task in it.
+
+    Raises
+    ------
+    EnvironmentFailed
+        One of them fails: no agent has done anything yet.
+    """
+    try:
+        await sandbox.exec("true", needs=Needs(cpus=0), label="sandbox", compared="status")
+        await tasks.prepare(task, sandbox)
+    except ActionFailed as error:
+        raise EnvironmentFailed(f"the sandbox of task {task.task_id} could not be prepared: {error}") from error
+
+
+async def verified(tasks: AgentTasks, task: Task, sandbox: ProgramSandbox, ctx: Context) -> float | Reward | None:
+    """The verdict of a task; unknown, with the reason in the metadata, where its verifier fails."""
+    try:
+        return await tasks.verify(task, sandbox, ctx)
+    except _VERIFIER_FAILS as error:
+        if isinstance(error, ActionFailed) and error.cause == "lost":
+            raise
+        return Reward(None, metadata={"verifier": f"{type(error).__name__}: {text_of(error)}"})
+
+
 def load_agent_tasks(text: str, *, options: Mapping[str, Any] | None = None) -> AgentTasks:
     """The set of tasks that a path or a name means.
 
@@ -133,7 +163,8 @@ def load_agent_tasks(text: str, *, options: Mapping[str, Any] | None = None) -> 
         return cast(AgentTasks, _made(text, _class_of(kind), (rest,), given))
     path = Path(text)
     found = path if path.exists() else Path(text.rpartition(":")[0])
-    if str(found) != "." and found.exists() and found.suffix != ".py":
+    is_package = found != path and (found / "__init__.py").is_file()
+    if str(found) != "." and found.exists() and found.suffix != ".py" and not is_package:
         return cast(AgentTasks, _made(text, _class_of(_kind_of(found, text)), (text,), given))
     if not colon:
         raise BadInput(f"no tasks {text!r}: there is no such path; {FORMS}")
@@ -162,8 +193,10 @@ def _class_of(kind: str) -> Any:
 def _made(text: str, make: Callable[..., Any], args: tuple[Any, ...], options: Mapping[str, Any]) -> Any:
     try:
         return make(*args, **options)
-    except TypeError as error:
-        raise BadInput(f"tasks {text!r}: {error}") from error
+    except BadInput:
+        raise
+    except Exception as error:  # a user's function
+        raise BadInput(f"tasks {text!r}: {type(error).__name__}: {text_of(error)}") from error
 
 
 def note_refused(name: str, refused: Mapping[str, str]) -> None:

@@ -18,7 +18,7 @@ from heddle_dask.core.needs import Given, Needs
 from heddle_dask.core.resources import MEMORY
 from heddle_dask.environments.agent_description import STDOUT, AgentDescription, agent_named
 from heddle_dask.environments.agent_gateway import AgentGateway
-from heddle_dask.environments.agent_tasks import AgentTasks, load_agent_tasks
+from heddle_dask.environments.agent_tasks import AgentTasks, load_agent_tasks, prepare_task, verified
 from heddle_dask.environments.base import OUT_OF_TIME, ActionFailed, Context, EnvironmentFailed, Reward, Task
 from heddle_dask.environments.program_sandbox import ProgramSandbox
 from heddle_dask.environments.reference_agent import ORACLE, ReferenceAgent
@@ -29,6 +29,8 @@ METADATA = "agent"
 _OUTPUT_CHARS = 4000
 _KEPT_BYTES = 200_000
 _MOST_PROCESSES = 1024
+_NOT_FOUND = (126, 127)
+"""Exit codes of a shell for a command that is not there, or cannot be run."""
 
 
 class AgentFailed(Exception):
@@ -74,11 +76,12 @@ class CommandAgent:
         AgentFailed
             It got no step.
         EnvironmentFailed
-            The gateway was lost, and the agent has failed.
+            The sandbox cannot be prepared, the agent is not installed, or it has failed after its gateway or a step was
+            lost.
         """
         gate = await ctx.gateway()
         async with ctx.sandbox(**self._sandbox(task), gateway=gate) as box:
-            await self._tasks.prepare(task, box)
+            await prepare_task(self._tasks, task, box)
             result = await self._run(task, box, gate)
             gate.close()
             facts = _facts(self.description.name, result)
@@ -87,7 +90,7 @@ class CommandAgent:
             facts |= await self._read(result, box)
             if result.ended_by == "timeout":
                 ctx.metadata[OUT_OF_TIME] = f"the agent was ended after its {result.seconds:.0f} s"
-            return await self._tasks.verify(task, box, ctx)
+            return await verified(self._tasks, task, box, ctx)
 
     def _sandbox(self, task: Task) -> dict[str, Any]:
         given = dict(self._tasks.sandbox(task))
@@ -123,12 +126,18 @@ class CommandAgent:
         ended = result.ended_by or f"exit code {result.exit_code}"
         if noted.get("lost") and not result.ok:
             raise EnvironmentFailed(f"agent {self.description.name}: {ended}; the gateway: {noted['lost'][-1]}")
+        lost_steps = noted.get("refused", {}).get("failed", 0)
+        if lost_steps and not result.ok:
+            raise EnvironmentFailed(f"agent {self.description.name}: {ended}; {lost_steps} of its steps failed")
         if not gate.steps:
             refused = ", ".join(f"{count} {kind}" for kind, count in noted.get("refused", {}).items())
             what = (
                 f"none of its requests was answered ({refused})" if gate.requests else "it has not asked the model once"
             )
             said = " ".join((result.stderr.strip() or result.stdout.strip())[-300:].split())
+            if not gate.requests and result.exit_code in _NOT_FOUND:
+                how = f"; {' && '.join(self.description.install)}" if self.description.install else ""
+                raise EnvironmentFailed(f"agent {self.description.name} is not installed: {said}{how}")
             raise AgentFailed(f"agent {self.description.name}: {what}; {ended}: {said}")
 
     async def _read(self, result: ExecResult, box: ProgramSandbox) -> dict[str, Any]:

@@ -31,8 +31,8 @@ def parse_mix(text: str) -> tuple[MixPart, ...]:
     BadInput
         A weight is no number above 0, a part is empty, or two parts are the same.
     """
-    if text.partition(":")[0] == "replay":
-        return (MixPart(text),)  # the path of a trace may have any character
+    if text.partition(":")[0] in ("replay", "agent"):
+        return (MixPart(text),)  # the path of a trace, or of tasks, may have any character
     parts = []
     for word in text.split(","):
         spec, equals, given = word.strip().partition("=")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from heddle_dask.environments.agent_tasks import AgentTasks
+from heddle_dask.core.errors import BadInput, text_of
+from heddle_dask.environments.agent_tasks import AgentTasks, prepare_task, verified
 from heddle_dask.environments.base import Context, Reward, Task
 
 ORACLE = "oracle"
@@ -24,8 +25,11 @@ class ReferenceAgent:
         return self._tasks.tasks(count, seed)
 
     async def solve(self, task: Task, ctx: Context) -> float | Reward | None:
-        """Run the solution in the sandbox of the task, and verify what it left."""
+        """Run the solution in the sandbox of the task, and verify what it left; unknown where there is none."""
         async with ctx.sandbox(**self._tasks.sandbox(task)) as box:
-            await self._tasks.prepare(task, box)
-            await self._tasks.run_reference(task, box)
-            return await self._tasks.verify(task, box, ctx)
+            await prepare_task(self._tasks, task, box)
+            try:
+                await self._tasks.run_reference(task, box)
+            except BadInput as error:
+                return Reward(None, metadata={"verifier": text_of(error)})
+            return await verified(self._tasks, task, box, ctx)

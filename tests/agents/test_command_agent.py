@@ -12,8 +12,11 @@ from worlds.command_agents import WriteFile, script
 from worlds.live_world import emulated, run, until
 from worlds.shared_cluster import shared_cluster
 
-from heddle_dask import Rollout
+from heddle_dask import Context, Rollout, Task
+from heddle_dask.environments.agent_description import AgentDescription
 from heddle_dask.environments.command_agent import CommandAgent
+from heddle_dask.environments.program_sandbox import ProgramSandbox
+from heddle_dask.environments.reference_agent import ReferenceAgent
 from heddle_dask.records.trajectory import TrajectoryRecord
 
 pytestmark = pytest.mark.cluster
@@ -47,9 +50,17 @@ time.sleep(1000)
     "stays",
 )
 MUTE = script("sys.exit('no key at all')", "mute")
+ABSENT = AgentDescription("absent", ("no-such-agent", "{instruction}"), memory="64 MiB", install=("make it",))
 
 
-def rolled_out(model_dir: str, agents: dict[str, CommandAgent], count: int = 1) -> dict[str, list[TrajectoryRecord]]:
+class BrokenVerdict(WriteFile):
+    """Its verifier has a fault of its own."""
+
+    async def verify(self, task: Task, sandbox: ProgramSandbox, ctx: Context) -> float:
+        raise KeyError("no such test")
+
+
+def rolled_out(model_dir: str, agents: dict[str, Any], count: int = 1) -> dict[str, list[TrajectoryRecord]]:
     async def body() -> dict[str, Any]:
         found = {}
         async with shared_cluster(1) as client:
@@ -67,6 +78,10 @@ def test_how_agents_end(model_dir: str) -> None:
         "writes": CommandAgent(WRITES, WriteFile()),
         "stays": CommandAgent(STAYS, WriteFile(limit_s=4.0)),
         "mute": CommandAgent(MUTE, WriteFile()),
+        "absent": CommandAgent(ABSENT, WriteFile()),
+        "no image": CommandAgent(WRITES, WriteFile(image="nowhere.tar")),
+        "no verdict": CommandAgent(WRITES, BrokenVerdict()),
+        "no solution": ReferenceAgent(WriteFile()),
     }
     found = {name: records[0] for name, records in rolled_out(model_dir, agents).items()}
     writes = found["writes"]
@@ -85,6 +100,13 @@ def test_how_agents_end(model_dir: str) -> None:
     mute = found["mute"]
     assert (mute.status, mute.cause, mute.reward) == ("failed", "agent", None)
     assert "agent mute: it has not asked the model once; exit code 1: no key at all" in mute.detail.splitlines()[0]
+    # What lies with the machines is no failure of the agent, and an unknown verdict is none at all.
+    for name, said in {"absent": "agent absent is not installed: ", "no image": "could not be prepared"}.items():
+        assert (found[name].status, found[name].cause) == ("failed", "environment") and said in found[name].detail
+    assert found["absent"].detail.splitlines()[0].endswith("; make it")
+    for name, said in {"no verdict": "KeyError: 'no such test'", "no solution": "has no solution"}.items():
+        assert (found[name].status, found[name].reward) == ("completed", None), found[name].detail
+        assert said in found[name].metadata["verifier"]
 
 
 def test_agents_hold_no_cpu(model_dir: str) -> None:

@@ -126,6 +126,9 @@ def test_an_evaluation_goes_on_makes_again_what_the_infrastructure_ended_and_tak
 
     _, told = evaluation.run("--samples", "2")
     assert "nothing is left to do" in told
+    others = evaluation.start("--samples", "2", "--temperature", "0.1")
+    _, told = others.communicate(timeout=HANG_S)
+    assert others.returncode == 2 and "temperature" in told, "its figures would not be comparable"
 
 
 def describe(agent: AgentDescription, path: Path) -> str:

@@ -102,9 +102,14 @@ class ArmWork:
         return cls(ordered, environment, tasks, mode, done, batches, left)
 
     @property
+    def first(self) -> AttemptBatch:
+        """The batch that is made first; where nothing is left, one that was made."""
+        return (self.batches or self.done)[0]
+
+    @property
     def asked(self) -> Asked:
         """The options of its rollout."""
-        first = self.batches[0]
+        first = self.first
         return self.ordered.asked.but(mode=self.mode, tasks=len(self.tasks), samples=first.samples, seed=first.seed)
 
 
@@ -127,7 +132,7 @@ class ArmRun(RolloutRun):
         self._interrupts = interrupts
 
     def _environment_and_tasks(self) -> tuple[Environment, Sequence[Task]]:
-        of_first = set(self.work.batches[0].task_ids)
+        of_first = set(self.work.first.task_ids)
         return self.work.environment, [task for task in self.work.tasks if task.task_id in of_first]
 
     def _take_over(self, *, resumes: bool) -> None:

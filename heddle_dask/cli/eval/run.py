@@ -117,7 +117,10 @@ class EvaluationRun:
         self._task: asyncio.Task[Any] | None = None
         works = [ArmWork.of(arm, self.file.batches_of(arm.identity), order.samples, order.seed) for arm in order.arms]
         logs = order.out / "cluster"
-        self.arms = [ArmRun(work, progress, self._begins, self._interrupts, logs) for work in works if work.left]
+        begun = [work for work in works if work.batches or work.done]
+        # Each compares its options with those of its store, also where nothing is left to do.
+        runs = [ArmRun(work, progress, self._begins, self._interrupts, logs) for work in begun]
+        self.arms = [run for run in runs if run.left]
 
     async def run(self) -> int:
         if not self.arms:

@@ -160,8 +160,10 @@ def _agent_as_environment(ctx: click.Context, options: dict[str, Any]) -> None:
         raise BadInput("--agent and --env exclude each other: use one")
     if not isinstance(tasks, str):
         raise BadInput("--agent needs --tasks DIR or NAME: the tasks that it is to solve (docs/tasks.md)")
+    from heddle_dask.cli.engine_option import import_from_here
     from heddle_dask.environments.agent_tasks import load_agent_tasks
 
+    import_from_here()
     options["env"] = f"agent:{agent}:{tasks}"
     options["tasks"] = load_agent_tasks(tasks).size or _TASKS_OF_NO_SIZE
 

@@ -44,7 +44,8 @@ def _loaded(spec: str, *, options: dict[str, float], reward: str | None, here: s
     """One environment, with the reward that was given in place of its own; `here` is sent to workers by value."""
     environment = load_environment(spec, options=options)
     if here:
-        _send_by_value(spec.partition(":")[0], here)
+        for name in spec.split(":"):  # agent:NAME:package.module:TASKS
+            _send_by_value(name, here)
     if reward is None:
         return environment
     scored = rewarded(environment, reward)

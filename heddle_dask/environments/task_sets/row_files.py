@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, text_of
 
 ROW_ENDINGS = (".jsonl", ".jsonl.gz", ".json", ".parquet")
 _OF_A_SPLIT = ("dataset_info.json", "state.json")
@@ -79,7 +79,10 @@ def _splits(folder: Path) -> dict[str, list[Path]]:
     if all((folder / name).is_file() for name in _OF_A_SPLIT):
         return {"": [folder]}
     if (folder / _OF_SPLITS).is_file():
-        names = json.loads((folder / _OF_SPLITS).read_text())["splits"]
+        try:
+            names = json.loads((folder / _OF_SPLITS).read_text())["splits"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadInput(f"tasks {str(folder / _OF_SPLITS)!r}: cannot be read: {text_of(error)}") from error
         return {name: [folder / name] for name in names}
     # What is published has its files here, or in a folder `data`.
     data = [path for path in (folder, folder / "data") if path.is_dir()]
@@ -107,13 +110,14 @@ def _rows(path: Path) -> Iterator[Row]:
 
 def _json_rows(path: Path) -> Iterator[Row]:
     raw = path.read_bytes()
-    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode()
+    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
     if path.suffix == ".json":
         found = json.loads(text)
         rows = list(enumerate(found if isinstance(found, list) else [found], 1))
     else:
         rows = []
-        for number, line in enumerate(text.splitlines(), 1):
+        # A text may hold other characters that end a line for Python, and none for JSON Lines.
+        for number, line in enumerate(text.split("\n"), 1):
             if line.strip():
                 try:
                     rows.append((number, json.loads(line)))
