@@ -252,7 +252,9 @@ def _check_budget(context: Context, prompt_tokens: int) -> None:
 
 def _too_long(tokens: int, most: int) -> OrderRefused:
     return OrderRefused(
-        f"the prompt has {tokens} tokens, and the context of the model holds {most} with the reply", "context_length"
+        # The words of OpenAI's API: clients such as litellm know by them that it is of no use to ask again.
+        f"This model's maximum context length is {most} tokens with the reply, and the prompt has {tokens}",
+        "context_length",
     )
 
 

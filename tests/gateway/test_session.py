@@ -377,7 +377,7 @@ def test_what_goes_on_elsewhere_while_a_step_runs_is_a_fork(model_dir: str) -> N
         ({"tools": "{"}, "invalid_request", "no JSON"),
         ({"tool_choice": "required"}, "invalid_request", "there are no tools"),
         ({"tool_choice": "tool:fly", "tools": TOOLS}, "invalid_request", "'fly', which is none"),
-        ({"messages": (user("long " * 9000),)}, "context_length", "the context of the model holds 4096"),
+        ({"messages": (user("long " * 9000),)}, "context_length", "This model's maximum context length is 4096 tokens"),
         (
             {"messages": (HELLO, ChatMessage("assistant", "", calls=(CalledTool("f", "{}"),)))},
             "invalid_request",
