@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from heddle_dask.core.errors import encodable_text
+from heddle_dask.core.errors import encodable_value
 
 OPEN = "<tool_call>"
 CLOSE = "</tool_call>"
@@ -83,20 +83,9 @@ def _load_object(body: str) -> tuple[dict[str, Any] | None, str]:
     """The JSON object in `body`, or None and the reason."""
     try:
         # strict=False: models often write code with bare line breaks inside the string.
-        value = _encodable(json.loads(body, strict=False))
+        value = encodable_value(json.loads(body, strict=False))
     except json.JSONDecodeError as error:
         return None, f"{error.msg} at {error.pos}"
     except (RecursionError, ValueError):
         return None, "too deep or too large"
     return (value, "") if isinstance(value, dict) else (None, "not an object")
-
-
-def _encodable(value: Any) -> Any:
-    """The value with lone surrogates of its texts as escapes: JSON may hold them, and tools and files cannot."""
-    if isinstance(value, str):
-        return encodable_text(value)
-    if isinstance(value, list):
-        return [_encodable(each) for each in value]
-    if isinstance(value, dict):
-        return {encodable_text(name): _encodable(each) for name, each in value.items()}
-    return value

@@ -12,7 +12,7 @@ import errno
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 
 class HeddleError(Exception):
@@ -87,6 +87,17 @@ def is_finite(value: object) -> TypeGuard[float]:
 def encodable_text(text: str) -> str:
     """The text with its lone surrogates as escapes: file names and outputs that are no UTF-8 have some."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def encodable_value(value: Any) -> Any:
+    """A JSON value with lone surrogates of its texts as escapes: JSON may hold them, and tools and files cannot."""
+    if isinstance(value, str):
+        return encodable_text(value)
+    if isinstance(value, list):
+        return [encodable_value(each) for each in value]
+    if isinstance(value, dict):
+        return {encodable_text(name): encodable_value(each) for name, each in value.items()}
+    return value
 
 
 LINE_CHARACTERS = 8_000

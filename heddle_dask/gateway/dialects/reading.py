@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from heddle_dask.core.errors import BadInput, cut_text, encodable_text
+from heddle_dask.core.errors import BadInput, cut_text, encodable_value
 from heddle_dask.core.sampling import StructuredOutput, check_sampling, check_seed, checked_stop
 
 _MOST_CHOICES = 128
@@ -43,24 +43,13 @@ def read_fields(kind: type[Fields], body: bytes) -> Fields:
     if not isinstance(value, dict):
         raise BadInput("the body must be a JSON object")
     if b"\\ud" in body or b"\\uD" in body:
-        value = _encodable(value)
+        value = encodable_value(value)
     try:
         return kind.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(str(step) for step in first["loc"])
         raise BadInput(cut_text(f"{where}: {first['msg']}", _LINE)) from None
-
-
-def _encodable(value: Any) -> Any:
-    """The value with lone surrogates as escapes: clients cut texts in the middle of a character."""
-    if isinstance(value, str):
-        return encodable_text(value)
-    if isinstance(value, list):
-        return [_encodable(each) for each in value]
-    if isinstance(value, dict):
-        return {encodable_text(name): _encodable(each) for name, each in value.items()}
-    return value
 
 
 _TEXT_KINDS = frozenset({"text", "input_text", "output_text", "summary_text", "reasoning_text"})
