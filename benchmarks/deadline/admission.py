@@ -74,7 +74,7 @@ class TimedSnapshot(EngineSnapshot):
 class Deadline(KvFit):
     """Admit like `KvFit`, but only work that an engine can finish by the deadline.
 
-    Usable with every predictor; most of its gain needs predictions within about 10 % (docs/experiments, admission by
+    Usable with every predictor; most of its gain needs predictions within about 10 % (experiments.md, admission by
     deadline).
 
     Parameters

@@ -4,7 +4,7 @@ An admission that reserves an engine forecasts its memory; another engine, chose
 Without a reservation, work is the predicted work of the residents and of the new trajectory, in seconds of a full
 batch, plus the prefill of its prompt unless a member of its group has it there. A plan of the whole batch would assign
 trajectories before it is known which engine will be free, and end late on an engine with unexpected work
-(docs/experiments, memory short).
+(experiments.md, memory short).
 """
 
 from __future__ import annotations

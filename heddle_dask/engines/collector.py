@@ -12,7 +12,7 @@ def collect_seldom() -> None:
     """Exclude loaded modules from collection and collect the rest less often; call it once after start-up.
 
     A full collection stops a process that has loaded Dask for 40 ms, every few seconds while messages arrive. It was
-    most of the 99th percentile of a step's latency (docs/experiments, step latency). Reference counts free nearly all
+    most of the 99th percentile of a step's latency (experiments.md, step latency). Reference counts free nearly all
     garbage of a message; cycles are still collected, later. The same holds for a simulation, which keeps many plans
     until its end.
     """

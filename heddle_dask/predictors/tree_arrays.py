@@ -1,7 +1,7 @@
 """Boosted trees as arrays, which answer few rows sooner than XGBoost does, with the same numbers.
 
 A call of XGBoost takes a quarter of a millisecond for any number of rows, and a session asks about few rows at a time
-(docs/experiments, predictor start).
+(experiments.md, predictor start).
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class TreeSettings:
     """Size of the trees and of the data; `rounds` trees per quantile.
 
     80 and 30 rounds at 0.1 predict no better and take 8 % longer for 64 rows, a third longer to fit
-    (docs/experiments, predictor start).
+    (experiments.md, predictor start).
 
     `start_rounds` more trees, less deep, are for the first decision point alone: it has few known facts and far fewer
     rows.

@@ -23,7 +23,7 @@ SLOTS_PER_GPU = 100
 STEP_ADDED_S = 0.014
 ACTION_ADDED_S = 0.010
 """Control-plane seconds of a step and of a tool call: medians of ``python -m benchmarks overhead`` with 50 trajectories
-on two shared cores in a busy hour of 2026-11-21 (docs/experiments, step latency); a quiet hour gave 10.3 and 7.4 ms
+on two shared cores in a busy hour of 2026-11-21 (experiments.md, step latency); a quiet hour gave 10.3 and 7.4 ms
 (``benchmarks/overhead.json``). The stored tables use these values; the file of a cluster may override them."""
 
 

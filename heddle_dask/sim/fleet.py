@@ -111,7 +111,7 @@ class ControlDelays:
 
         A fit's `FIT_S` and `FIT_ROW_S` are CPU seconds of one thread of a server CPU, fitted by hand to 400 to 17,000
         decision points of the workloads coding, search and math: 0.6 s for 2,100 points, 1.6 s for 8,200, 3.2 s for
-        15,900 (docs/experiments). Assumption: request, command and report take a
+        15,900 (experiments.md). Assumption: request, command and report take a
         third of a step's delay each. 64 predictions take 1 to 1.4 ms (docs/predictor.md); the rest of `predict_s` is
         the way to another thread and back.
         """

@@ -128,7 +128,7 @@ PRESETS: Mapping[str, Mapping[str, str]] = {
 
 
 DEFAULT_PRESET = "sticky-forecast"
-"""The best measured that needs no training data (docs/experiments, admission without parameters)."""
+"""The best measured that needs no training data (experiments.md, admission without parameters)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 The paper (arXiv 2603.28101v1) gives few numbers: mean tool times, 16 samples per prompt, a cap of 40K output tokens,
 and the shape (right skew of tokens and of tool times, wide spread inside a group, slowest over median completion above
-4). Everything else is an assumption of this package; docs/workloads.md has the origin of every parameter.
+4). Everything else is an assumption of this package; benchmarks/synthetic_workloads.md has the origin of each.
 
 The model. The log of a trajectory's output tokens is the log median plus a normal term of the prompt and a normal term
 of the sample. A share of the trajectories is stretched by a Pareto factor (repair loops after a failed test). All are
@@ -29,7 +29,8 @@ from heddle_dask.workloads.planned import PlannedStep, PlannedTrajectory
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkloadParameters:
-    """All numbers behind one synthetic workload: the defaults of all named ones, and its own (docs/workloads.md).
+    """All numbers behind one synthetic workload: the defaults of all named ones, and its own
+    (benchmarks/synthetic_workloads.md).
 
     Attributes
     ----------

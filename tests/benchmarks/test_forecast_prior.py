@@ -20,7 +20,7 @@ def test_the_list_quotes_the_mean_ratio_of_each_cell() -> None:
         assert len(cells[cell]) >= 6
         return f"{fmean(arms[of] / arms[over] for arms in cells[cell].values()):.3f}"
 
-    said = " ".join((ROOT / "docs" / "experiments" / "README.md").read_text().split())
+    said = " ".join((ROOT / "benchmarks" / "experiments.md").read_text().split())
     assert f"pair on an H100 {ratio('pair')}, 8B search {ratio('search')}, math {ratio('math')}" in said
     assert f"coding {ratio('coding')} of before" in said
     assert f"{ratio('pair', over='capped 112')} of the time of `cache-aware` with 112 alive" in said

@@ -131,7 +131,7 @@ def test_the_formula_stays_within_the_stated_error_of_the_public_points():
 
 
 def test_the_page_shows_the_table_that_the_command_prints():
-    page = (Path(__file__).parents[2] / "docs" / "cost.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "benchmarks" / "cost_check.md").read_text(encoding="utf-8")
     assert "\n".join(table_lines()) in page
 
 

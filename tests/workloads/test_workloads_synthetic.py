@@ -225,7 +225,7 @@ def test_a_fitted_trajectory_is_a_full_context_or_whole(seed: int, context: int,
 
 def test_every_parameter_has_a_source_and_the_docs_show_its_values() -> None:
     fields = [field.name for field in dataclasses.fields(WORKLOADS["coding"])]
-    docs = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
+    docs = (Path(__file__).parents[2] / "benchmarks" / "synthetic_workloads.md").read_text()
     rows = {row[0].strip("` "): [cell.strip() for cell in row[1:]] for row in _rows(docs)}
     for field in fields[1:-1]:
         values = [getattr(parameters, field) for parameters in WORKLOADS.values()]
@@ -234,7 +234,7 @@ def test_every_parameter_has_a_source_and_the_docs_show_its_values() -> None:
 
 
 def test_the_docs_show_the_measured_statistics(large: dict[str, list[PlannedTrajectory]]) -> None:
-    docs = (Path(__file__).parents[2] / "docs" / "workloads.md").read_text()
+    docs = (Path(__file__).parents[2] / "benchmarks" / "synthetic_workloads.md").read_text()
     for name in NAMES:
         found = statistics(large[name])
         rows = {row[1].strip(): row[2:] for row in _rows(docs) if row[0].strip() == name}

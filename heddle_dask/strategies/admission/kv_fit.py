@@ -28,7 +28,7 @@ from heddle_dask.strategies.observation_tokens import growth_of, observed_per_to
 from heddle_dask.strategies.remaining import RemainingDemand, demand_of, tools_left
 
 # An engine that rejected every waiting trajectory is checked again when this share of its residents, or of its queue,
-# has left: a check takes time for each resident, and finds little room before (docs/experiments, decision time).
+# has left: a check takes time for each resident, and finds little room before (experiments.md, decision time).
 _LEFT_SHARE = 1 / 64
 
 
@@ -60,7 +60,7 @@ class KvFit:
         trajectories, waiting ones included, divided by the number of live ones.
     least_share
         An engine takes at least this share of its capacity beside its longest trajectory, however long that is: a
-        prediction that is far too long would otherwise keep an engine empty (docs/experiments, least share). 0 is
+        prediction that is far too long would otherwise keep an engine empty (experiments.md, least share). 0 is
         best for exact predictions.
     lengths
         Number of equally likely lengths that approximate each remaining length (`remaining_lengths`); 1: the mean.

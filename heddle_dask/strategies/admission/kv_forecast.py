@@ -5,7 +5,7 @@ prefilled again at nearly every step. Present contexts say little about that: tr
 together. So the KV use of all live trajectories is forecast over their growth still to come (`cost.context_forecast`),
 and the next trajectory starts when the forecast with it never exceeds the memory.
 
-`spread` was set on seed 400 (docs/experiments, admission without parameters), the look for a prompt on seeds 340 to 343
+`spread` was set on seed 400 (experiments.md, admission without parameters), the look for a prompt on seeds 340 to 343
 (careful opponent), `fill` and `prior` on seeds 340 to 349 of three workloads and 0 to 7 of a fourth.
 """
 
