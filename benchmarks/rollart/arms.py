@@ -13,6 +13,8 @@ from benchmarks.rollart.training.rules import TrainingRules
 from benchmarks.rollart.training_job import TP_DEGREES, StepFigures, TrainingJob, step_figures, tasks_of
 from benchmarks.rollart.workload import TaskMix
 from benchmarks.tables import ratio_fields
+from heddle_dask.cli.train.command import train
+from heddle_dask.training.plan import plan_of_mode
 
 TUNING_SEED = 901
 """The GPUs of every arm's trainer are chosen on this seed; others are reported."""
@@ -51,6 +53,25 @@ def sync(job: TrainingJob, cohort: int = 0) -> TrainingJob:
     """RollArt's Sync: environments in lockstep (all, or `cohort` at a time), rewards after the rollout."""
     turns = colocated(job)
     return replace(turns, lockstep=cohort or turns.rules.batch_trajectories, reward_places=REWARD_PLACES)
+
+
+def shipped(job: TrainingJob) -> TrainingJob:
+    """`heddle train` without an option of its loop: the plan, the bound and the updates of the command's defaults."""
+    default = {option.name: option.default for option in train.params}
+    plan = plan_of_mode(default["mode"], 1, alpha=default["alpha"], depth=default["depth"], switch=default["switch"])
+    return with_rules(
+        job,
+        mode=default["mode"],
+        alpha=plan.alpha,
+        depth=plan.depth,
+        switch=plan.switch,
+        staleness=default["staleness"],
+        more_groups=default["extra_groups"],
+        more_members=default["extra_samples"],
+        keep_losers=default["late"] == "keep",
+        keep_kv=default["keep_kv"],
+        order=default["update_order"],
+    )
 
 
 def ladder() -> Mapping[str, Callable[[TrainingJob], TrainingJob]]:

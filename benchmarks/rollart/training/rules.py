@@ -14,6 +14,10 @@ from heddle_dask.core.run_description import (
     WeightUpdatePolicy,
 )
 from heddle_dask.training.plan import Mode, SwitchOrder, TrainingPlan, plan_of_mode
+from heddle_dask.training.sample_buffer import BatchRule
+
+_UNBOUNDED = 10**6
+"""Steps: older than any sample of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +33,13 @@ class TrainingRules:
         Groups of a batch, and trajectories of a group.
     alpha, staleness
         The bound (`core.run_description`); with ``"async"`` only.
+    depth
+        As in `training.plan`; None: that of the mode.
     checks
         ``"turns"``: the bound is checked at all times. ``"start"``: only by the credits of a start, as AReaL does; a
         batch takes whatever finished first, and may exceed the bound.
     switch
-        ``"before-batch"``: engines install weights as soon as they have fetched them. ``"after-batch"``: when the next
-        batch is formed, RollArt's order.
+        As in `training.plan`; ``"after-batch"`` is RollArt's order.
     more_groups, more_members
         Redundancy: groups and members in excess of what a batch needs; the last ones are cancelled.
     keep_losers
@@ -47,6 +52,7 @@ class TrainingRules:
     groups: int = 8
     members: int = 8
     alpha: int = 1
+    depth: int | None = None
     staleness: StalenessMode = "cancel"
     checks: Literal["turns", "start"] = "turns"
     switch: SwitchOrder = "before-batch"
@@ -80,8 +86,14 @@ class TrainingRules:
         more += self.more_groups * (self.members + self.more_members)
         return StalenessBound(self.alpha, self.staleness, self.batch_trajectories, more)
 
+    @property
+    def batch_rule(self) -> BatchRule:
+        """How the sample buffer forms batches; no age is too old where the controller knows of no bound."""
+        bound = self.run.staleness or StalenessBound(_UNBOUNDED, "cancel", self.batch_trajectories)
+        return BatchRule(self.groups, bound, waits_for_oldest=not (self.more_groups or self.more_members))
+
     def plan(self, steps: int) -> TrainingPlan:
         """The order of a run of so many training steps."""
         if self.mode != "async":
             return plan_of_mode(self.mode, steps)
-        return TrainingPlan(steps, self.alpha, self.alpha, switch=self.switch)
+        return plan_of_mode("async", steps, alpha=self.alpha, depth=self.depth, switch=self.switch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.rollart.training.rules import TrainingRules
@@ -13,6 +13,7 @@ from benchmarks.rollart.training.times import TrainingTimes
 from benchmarks.rollart.training.world import TrainingWorld
 from heddle_dask.core.run_description import REDUNDANT, STALE
 from heddle_dask.sim.program import Program
+from heddle_dask.training.buffer_events import GroupDropped
 from heddle_dask.training.loop import (
     BatchReady,
     EndTraining,
@@ -29,10 +30,14 @@ from heddle_dask.training.loop import (
     TrainingLoop,
     TrainOnBatch,
 )
+from heddle_dask.training.sample_buffer import BatchWaits, SampleBuffer
 
 _SLICE_S = 5.0
 _MOST_S = 1e6
 _STEPS_AFTER = 4
+
+MAX_REPEATS = 3
+"""As in `training.groups.GroupPlan`: how often a task is asked for again whose group became too old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,8 @@ class SimulatedTraining:
     ----------
     draw
         The groups of tasks.
+    has_spread
+        Whether the members of a group have different rewards, by its id; the sample buffer refuses the others.
     reward_s
         Seconds of the reward stage after a synchronous rollout, of all its trajectories; 0 where rewards are calls of
         the trajectories.
@@ -107,6 +114,7 @@ class SimulatedTraining:
         times: TrainingTimes,
         draw: DrawGroup,
         *,
+        has_spread: Callable[[str], bool] = lambda _: True,
         reward_s: float = 0.0,
     ) -> None:
         self.rules = rules
@@ -116,18 +124,19 @@ class SimulatedTraining:
         self.batches: list[TrainedBatch] = []
         self.wasted: Counter[str] = Counter()
         self._draw = draw
+        self._has_spread = has_spread
         self._reward_s = reward_s
-        # n, and versions that the loop wants on all engines.
-        self._trained = 0
+        # Versions that the loop wants on all engines.
         self._switching: list[int] = []
         self._forming = False
         self._formed: list[SampleGroup] = []
         self._idle_since_s = 0.0
+        self._buffer = SampleBuffer(rules.batch_rule, "")
         self._running: dict[str, SampleGroup] = {}
-        self._buffer: list[SampleGroup] = []
+        self._waiting: dict[str, SampleGroup] = {}  # in the buffer, by their ids
         self._opened = 0
-        self._accepted = 0
-        self._started = 0
+        self._accepted = 0  # groups in batches or in the buffer
+        self._started = 0  # groups that have a place in a batch
         self._next_task = 0
         self._again: list[tuple[int, int]] = []
         self._started_lengths: list[int] = []
@@ -191,10 +200,10 @@ class SimulatedTraining:
     # -- source ------------------------------------------------------------------------------------------------
 
     def _request(self) -> None:
-        """Submit as many groups as belong to the open batches; the controller starts them when they have credits."""
-        rules = self.rules
-        held = self._accepted + len(self._buffer) + len(dict.fromkeys(self._running.values()))
-        for _ in range(self._opened * rules.groups + rules.more_groups - held):
+        """Submit as many groups as the open batches lack; the controller starts them when they have credits."""
+        needed = self._opened * self.rules.groups - self._accepted
+        running = len(dict.fromkeys(group for group in self._running.values() if group.is_open))
+        for _ in range(needed + self.rules.more_groups - running if needed > 0 else 0):
             self._start_group()
 
     def _start_group(self) -> None:
@@ -204,12 +213,19 @@ class SimulatedTraining:
             task, attempt = self._next_task, 0
             self._next_task += 1
         plans = tuple(self._draw(task, attempt))
-        group = SampleGroup(task, attempt, plans, self.rules.members, self._started // self.rules.groups)
+        batch = 1 + self._started // (self.rules.groups + self.rules.more_groups)
+        group = SampleGroup(task, attempt, plans, self.rules.members, batch, self._has_spread(plans[0].group_id))
         self._started += 1
         for plan in plans:
             self._running[plan.trajectory_id] = group
             self._started_lengths.append(plan.generated_tokens)
             self.world.submit(plan)
+
+    def admitted(self, program: Program) -> None:
+        """A trajectory starts, with the weights that all engines have or with newer ones."""
+        group = self._running[program.plan.trajectory_id]
+        if group.is_open:
+            self._buffer.begin(group.group_id, self.world.oldest_version)
 
     # -- sink --------------------------------------------------------------------------------------------------
 
@@ -217,28 +233,51 @@ class SimulatedTraining:
         """A trajectory has ended by itself."""
         name = program.plan.trajectory_id
         group = self._running.pop(name)
-        if group.is_dropped:  # its cancellation was under way
-            self.wasted[STALE] += program.plan.generated_tokens
+        if not group.is_open:  # its cancellation was under way
+            self.wasted[STALE if group.is_dropped else REDUNDANT] += program.plan.generated_tokens
             return
         self._ended_tokens += program.plan.generated_tokens
         group.done.append(name)
-        if not group.is_complete:
-            return
-        self._stop_members(group)
-        self._buffer.append(group)
-        self.world.tell_group(group.group_id, self.rules.members)
-        self._try_batch()
+        if group.is_complete:
+            self._stop_members(group)
+            self._offer(group)
+            self._try_batch()
 
     def cancelled(self, program: Program, cause: str, lost_tokens: int) -> None:
         """A trajectory was cancelled: a stale one with its group, and their task is requested again, first of all."""
         name = program.plan.trajectory_id
         self.wasted[cause] += lost_tokens
         group = self._running.pop(name)
-        if cause == STALE and not group.is_dropped and not group.is_complete:
+        if cause == STALE and group.is_open:
             self._drop(group, STALE)
-            self._again.append((group.task, group.attempt + 1))
-            self.world.tell_group(group.group_id, 0)
-            self._request()
+            if group.attempt < MAX_REPEATS:
+                self._again.append((group.task, group.attempt + 1))
+            self._replace(group, 0)
+            self._try_batch()
+
+    def _offer(self, group: SampleGroup) -> None:
+        """The sample buffer takes a complete group or refuses it; another one replaces it then."""
+        (event,) = self._buffer.offer(group.buffered(self.world.first_versions))
+        if isinstance(event, GroupDropped):
+            self._lose(group, event.cause)
+            self._replace(group, 0)
+            return
+        self._waiting[group.group_id] = group
+        self._accepted += 1
+        self.world.tell_group(group.group_id, self.rules.members)
+        batch, rest = divmod(self._accepted, self.rules.groups)
+        if not rest and self.rules.more_groups and not self.rules.keep_losers:
+            open_groups = dict.fromkeys(each for each in self._running.values() if each.is_open)
+            for late in [each for each in open_groups if each.batch <= batch][: self.rules.more_groups]:
+                self._drop(late, REDUNDANT)
+                self.world.tell_group(late.group_id, 0)
+                self._stop_members(late)
+
+    def _replace(self, group: SampleGroup, accepted: int) -> None:
+        """A group does not count, or not any more: its successor is of the same batch."""
+        self.world.tell_group(group.group_id, accepted)
+        self._started -= 1
+        self._request()
 
     def _stop_members(self, group: SampleGroup) -> None:
         """Members that are not needed are cancelled."""
@@ -247,74 +286,37 @@ class SimulatedTraining:
                 self.world.tell_redundant(plan.trajectory_id)
 
     def _drop(self, group: SampleGroup, cause: str) -> None:
+        """A group that runs will not be delivered."""
+        self._buffer.end(group.group_id)
+        group.is_dropped = True
+        self._lose(group, cause)
+
+    def _lose(self, group: SampleGroup, cause: str) -> None:
         """What the finished members of a group have sampled is lost."""
         done = set(group.done)
-        group.is_dropped = True
         finished = sum(plan.generated_tokens for plan in group.plans if plan.trajectory_id in done)
         self.wasted[cause] += finished
         self._ended_tokens -= finished
-
-    def _oldest(self, group: SampleGroup) -> int | None:
-        """Version of the oldest member; None without a token."""
-        first = self.world.first_versions
-        known = [first[plan.trajectory_id] for plan in group.plans if plan.trajectory_id in first]
-        return min(known, default=None)
-
-    def _drop_stale(self) -> None:
-        """Drop groups of the buffer that exceed the bound now; those under way are the controller's."""
-        rules = self.rules
-        if rules.run.staleness is None or rules.staleness == "pace":
-            return
-        stale = [group for group in self._buffer if not self._is_valid(group, self._trained)]
-        self._buffer = [group for group in self._buffer if group not in stale]
-        for group in stale:
-            self._drop(group, STALE)
-            self._again.append((group.task, group.attempt + 1))
-            self.world.tell_group(group.group_id, -rules.members)
-        if stale:
-            self._request()
-
-    def _is_valid(self, group: SampleGroup, trained: int) -> bool:
-        """Whether a batch may have this group after so many steps; one without a token by its place."""
-        oldest = self._oldest(group)
-        return group.batch >= trained if oldest is None else self.rules.bound.is_valid(trained, oldest)
 
     # -- trainer -----------------------------------------------------------------------------------------------
 
     def _try_batch(self) -> None:
         if not self._forming:
             return
-        self._drop_stale()
-        groups = self._batch()
-        if groups is None:
+        for event in self._buffer.evict():
+            assert isinstance(event, GroupDropped)
+            group = self._waiting.pop(event.group_id)
+            self._lose(group, event.cause)
+            self._accepted -= 1
+            self._replace(group, -self.rules.members)
+        batch = self._buffer.draw()
+        if isinstance(batch, BatchWaits):
             return
         self._forming = False
-        taken = set(map(id, groups))
-        self._buffer = [group for group in self._buffer if id(group) not in taken]
-        self._accepted += len(groups)
-        if self.rules.mode != "async" and not self.rules.keep_losers:
-            for group in [*dict.fromkeys(self._running.values()), *self._buffer]:
-                self._drop(group, REDUNDANT)
-                self._stop_members(group)
-            self._buffer.clear()
-        self._formed = groups
-        self._happened(BatchReady(self._trained + 1))
+        self._buffer.form(batch)
+        self._formed = [self._waiting.pop(group_id) for group_id in batch.group_ids]
+        self._happened(BatchReady(batch.step))
         self._request()
-
-    def _batch(self) -> list[SampleGroup] | None:
-        """The groups of the next batch, oldest first; None while they are not there."""
-        rules = self.rules
-        if rules.run.staleness is not None and rules.staleness == "pace":
-            # What would exceed the bound in the step after this one must be in this batch.
-            due = [
-                group
-                for group in dict.fromkeys((*self._buffer, *self._running.values()))
-                if not self._is_valid(group, self._trained + 1)
-            ]
-            if any(group not in self._buffer for group in due):
-                return None
-            self._buffer.sort(key=lambda group: group not in due)
-        return self._buffer[: rules.groups] if len(self._buffer) >= rules.groups else None
 
     def _train(self, step: int) -> None:
         now_s, first = self.world.time.now_s, self.world.first_versions
@@ -326,7 +328,7 @@ class SimulatedTraining:
             taken_s=now_s,
             trained_s=begin_s + self.times.train_s(tokens),
             waited_s=begin_s - self._idle_since_s,
-            ages=tuple(self._trained - first[plan.trajectory_id] for plan in plans),
+            ages=tuple(step - 1 - first[plan.trajectory_id] for plan in plans),
             tokens=tokens,
             lengths=tuple(plan.generated_tokens for plan in plans),
             names=tuple(plan.trajectory_id for plan in plans),
@@ -334,12 +336,11 @@ class SimulatedTraining:
         self.world.time.at(batch.trained_s, self._step_ended, batch)
 
     def _step_ended(self, batch: TrainedBatch) -> None:
-        self._trained = batch.step
         self._idle_since_s = self.world.time.now_s
         self.batches.append(batch)
+        self._buffer.trained(batch.step)
         if self.rules.run.staleness is not None:
             self.world.tell_step(batch.step)
-        self._drop_stale()
         self._happened(StepTrained(batch.step))
 
     # -- figures -----------------------------------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from heddle_dask.training.buffer_events import BufferedGroup
 from heddle_dask.workloads.planned import PlannedTrajectory
 
 DrawGroup = Callable[[int, int], Sequence[PlannedTrajectory]]
@@ -13,7 +14,7 @@ DrawGroup = Callable[[int, int], Sequence[PlannedTrajectory]]
 
 @dataclass(slots=True, eq=False)
 class SampleGroup:
-    """A group under way, or in the sample buffer.
+    """A group from its request until a batch takes it.
 
     Attributes
     ----------
@@ -22,7 +23,9 @@ class SampleGroup:
     needed
         Members that complete it.
     batch
-        The batch in which it has its place by the order of starts, from 0.
+        The batch in which it has its place by the order of starts, from 1.
+    has_spread
+        Whether its members have different rewards.
     is_dropped
         Whether it was cancelled.
     done
@@ -34,6 +37,7 @@ class SampleGroup:
     plans: tuple[PlannedTrajectory, ...]
     needed: int
     batch: int
+    has_spread: bool
     is_dropped: bool = False
     done: list[str] = field(default_factory=list)
 
@@ -48,10 +52,32 @@ class SampleGroup:
         return len(self.done) >= self.needed
 
     @property
+    def is_open(self) -> bool:
+        """Whether it runs and may still be delivered."""
+        return not self.is_dropped and not self.is_complete
+
+    @property
     def delivered(self) -> list[PlannedTrajectory]:
         """The members that count."""
         counted = set(self.done[: self.needed])
         return [plan for plan in self.plans if plan.trajectory_id in counted]
+
+    def buffered(self, first_versions: Mapping[str, int]) -> BufferedGroup:
+        """The group as the sample buffer takes it."""
+        members = self.delivered
+        names = tuple(plan.trajectory_id for plan in members)
+        rewards = tuple(float(self.has_spread and index % 2 == 0) for index in range(len(members)))
+        return BufferedGroup(
+            group_id=self.group_id,
+            task_id=str(self.task),
+            environment=self.plans[0].domain,
+            lineage="",
+            trajectory_ids=names,
+            rewards=rewards,
+            first_versions=tuple(first_versions[name] for name in names),
+            sampled_tokens=tuple(plan.generated_tokens for plan in members),
+            truncated=(False,) * len(members),
+        )
 
 
 @dataclass(frozen=True, slots=True)

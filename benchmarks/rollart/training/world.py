@@ -136,6 +136,7 @@ class TrainingWorld(SimulatedWorld):
     def _admit(self, command: cmd.AdmitTrajectory) -> None:
         program = self.programs[command.trajectory_id]
         program.started_s = self.time.now_s
+        self._training.admitted(program)
         self.time.after(self._reset_s(program.plan), self._ask, program)
 
     def _admitted(self, engine: SimulatedEngine, job: SimulatedJob) -> None:
@@ -203,6 +204,9 @@ class TrainingWorld(SimulatedWorld):
 
 class TrainingBody(Protocol):
     """What the world tells of trajectories and weights."""
+
+    def admitted(self, program: Program) -> None:
+        """A trajectory starts."""
 
     def ended(self, program: Program) -> None:
         """A trajectory has ended by itself."""
