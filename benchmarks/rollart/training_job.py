@@ -122,7 +122,9 @@ def run_training_job(job: TrainingJob) -> TrainingFigures:
     strategies = build_strategies(job.strategy, seed=job.seed, overrides=job.overrides)
     tell_costs(strategies, fleet.beliefs)
     earlier = [plan for task in range(24) for plan in replace(mix, seed=job.seed + _WARM_SEED).group(task, 0)]
-    training = SimulatedTraining(rules, job.times, mix.group, has_spread=mix.has_spread, reward_s=_reward_stage_s(job, mix))
+    training = SimulatedTraining(
+        rules, job.times, mix.group, has_spread=mix.has_spread, reward_s=_reward_stage_s(job, mix)
+    )
     world = TrainingWorld(
         strategies,
         fleet,
