@@ -6,6 +6,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from benchmarks.experiments import Study
 from benchmarks.rollart.rows import RollartRow
@@ -57,7 +58,7 @@ def sync(job: TrainingJob, cohort: int = 0) -> TrainingJob:
 
 def shipped(job: TrainingJob) -> TrainingJob:
     """`heddle train` without an option of its loop: the plan, the bound and the updates of the command's defaults."""
-    default = {option.name: option.default for option in train.params}
+    default: dict[str, Any] = {option.name or "": option.default for option in train.params}
     plan = plan_of_mode(default["mode"], 1, alpha=default["alpha"], depth=default["depth"], switch=default["switch"])
     return with_rules(
         job,
