@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heddle_dask.core.errors import BadInput, is_finite
@@ -213,6 +213,11 @@ def mixed_source(text: str, load: Callable[[str], Environment], seed: int) -> Ta
 def part_of(environment: Environment, task: Task) -> Environment:
     """The environment that has the program for a task: the part of a mix, else the environment itself."""
     return environment.part_of(task) if isinstance(environment, MixedEnvironment) else environment
+
+
+def parts_of(environment: Environment) -> Collection[Environment]:
+    """The parts of a mix; of any other environment itself alone."""
+    return environment.parts.values() if isinstance(environment, MixedEnvironment) else (environment,)
 
 
 @dataclass(slots=True)

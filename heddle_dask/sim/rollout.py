@@ -23,7 +23,7 @@ from heddle_dask.predictors.from_steps import finished_from_steps, known_work, p
 from heddle_dask.sim.bound import MakespanBound, makespan_bound
 from heddle_dask.sim.fleet import SimulatedFleet
 from heddle_dask.sim.world import SimulatedWorld
-from heddle_dask.strategies.affinity.hardware_map import check_affinity
+from heddle_dask.strategies.affinity.hardware_map import check_classes, check_domains
 from heddle_dask.strategies.presets import build_strategies, tell_costs
 from heddle_dask.workloads.planned import PlannedTrajectory
 
@@ -258,8 +258,8 @@ def simulate(
     """
     check_fit(trajectories, fleet)
     strategies = build_strategies(preset, seed=seed, overrides=overrides)
-    hardware = {spec.hardware for spec, _ in fleet.engines}
-    check_affinity(strategies, hardware, {plan.domain for plan in trajectories})
+    check_classes(strategies, {spec.hardware for spec, _ in fleet.engines})
+    check_domains(strategies, {plan.domain for plan in trajectories})
     tell_costs(strategies, fleet.beliefs)
     timeline = Timeline() if watched else None
     world = SimulatedWorld(

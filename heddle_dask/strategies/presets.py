@@ -6,8 +6,8 @@ A strategy's dataclass fields are its options: there is no other schema.
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
 from typing import Any
 
 from heddle_dask.core.errors import BadInput
@@ -21,7 +21,7 @@ from heddle_dask.strategies.admission.additive_increase import AdditiveIncrease
 from heddle_dask.strategies.admission.at_most import AtMost, Unlimited
 from heddle_dask.strategies.admission.kv_fit import KvFit
 from heddle_dask.strategies.admission.kv_forecast import KvForecast
-from heddle_dask.strategies.affinity.hardware_map import HardwareMap
+from heddle_dask.strategies.affinity.hardware_map import DEFAULT, HardwareMap, affinity_override, keys_of
 from heddle_dask.strategies.affinity.prefill_decode import PrefillDecode
 from heddle_dask.strategies.affinity.priced import PricedAffinity
 from heddle_dask.strategies.engine_costs import UsesCosts
@@ -180,6 +180,18 @@ class Strategy:
     def build(self, *, seed: int) -> StrategySet:
         """Build its strategies, as `build_strategies`."""
         return build_strategies(self.preset, seed=seed, overrides=self.overrides)
+
+    def among(self, domains: Collection[str]) -> Strategy:
+        """The same for a part of a mix: without the names of an affinity map that cover none of these domains."""
+        covering = {DEFAULT, *(key for domain in domains for key in keys_of(domain))}
+        kept = []
+        for text in self.overrides:
+            part, name, options = _parse_override(text)
+            if PARTS[part].get(name) is HardwareMap:
+                options = {key: str(value) for key, value in options.items() if key in covering}
+                text = affinity_override(options) if options else f"{part}=none"
+            kept.append(text)
+        return replace(self, overrides=kept)
 
     def _repr_html_(self) -> str:
         """What a notebook shows: the strategy of each part, and which of them are not the preset's."""

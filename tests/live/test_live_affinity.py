@@ -17,7 +17,8 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import EngineId
 from heddle_dask.core.journal_codec import decode, replay
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.environments.base import Context, Task
+from heddle_dask.environments.base import Context, Environment, Task
+from heddle_dask.environments.mix import MixedEnvironment
 from heddle_dask.live.driver.batch import Batch
 from heddle_dask.live.driver.options import Engines, Patience
 from heddle_dask.live.driver.rollout import Rollout
@@ -33,7 +34,8 @@ FOR_ALL = Patience(others_s=600.0)  # a run would begin with the first engine th
 class TwoDomains:
     """Trajectories of three steps with observations; tasks of two domains in turn."""
 
-    name = "agent"
+    def __init__(self, name: str = "agent") -> None:
+        self.name = name
 
     def tasks(self, count: int, seed: int) -> Sequence[Task]:
         return [Task(f"t{i}", "Prompt. " * 6, domain=("math", "game")[i % 2]) for i in range(count)]
@@ -46,12 +48,14 @@ class TwoDomains:
         return 1.0
 
 
-def roll(spec: EngineSpec, overrides: Sequence[str], out: Path | None, count: int = 8) -> Batch:
+def roll(
+    spec: EngineSpec, overrides: Sequence[str], out: Path | None, count: int = 8, env: Environment | None = None
+) -> Batch:
     async def body() -> Batch:
         async with shared_cluster(hardware={"H800": 1, "H20": 1}) as client:
             rollout = Rollout(
                 client,
-                env=TwoDomains(),
+                env=env or TwoDomains(),
                 model=spec.model,
                 engines=Engines(spec=spec, count=2, patience=FOR_ALL),
                 strategy=Strategy("sticky-least-loaded", overrides),
@@ -88,16 +92,21 @@ def check_separated(plain: Batch, split: Batch, out: Path) -> None:
 
 
 def test_domains_run_on_their_class_and_the_run_stores_it(model_dir: str, tmp_path: Path) -> None:
+    """In a mix: by the name of a part, or by a kind of tasks of any part."""
     out = tmp_path / "run.zarr"
-    spec = emulated(model_dir, seconds_per_token=0.001, slots=8, kv_transfer=True)
-    batch = roll(spec, ["affinity=map,agent/math=H20,default=H800"], out)
+    spec = emulated(model_dir, seconds_per_token=0.001, slots=16, kv_transfer=True)
+    mix = MixedEnvironment([(TwoDomains("agent:hard"), 1.0), (TwoDomains("other"), 1.0)])
+    batch = roll(spec, ["affinity=map,agent/math=H20,other=H20,default=H800"], out, env=mix)
     events = [decode(event) for event, _ in control_lines(out)]
     hardware = {e.engine.engine_id: e.engine.hardware for e in events if isinstance(e, ev.EngineJoined)}
     ran = {(record.domain, hardware[EngineId(step.engine_id)]) for record in batch for step in record.steps}
-    assert ran == {("agent/math", "H20"), ("agent/game", "H800")}
+    by_domain = {"agent:hard/math": "H20", "agent:hard/game": "H800", "other/math": "H20", "other/game": "H20"}
+    assert ran == set(by_domain.items())
     assert RunReader(out).metadata["hardware"] == {"H800": 1, "H20": 1}
     with pytest.raises(BadInput, match="hardware 'H100', which no engine has; classes: H20, H800"):
         roll(spec, ["affinity=map,default=H100"], None)
+    with pytest.raises(BadInput, match="names 'agents', of which there is no task; the names are agent, agent/game"):
+        roll(spec, ["affinity=map,agents=H20"], None)
 
 
 def test_prefill_and_decode_on_different_engines_change_no_token(model_dir: str, tmp_path: Path) -> None:

@@ -12,13 +12,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from worlds.live_world import control_lines
 
+from heddle_dask.core import commands as cmd
+from heddle_dask.core import events as ev
+from heddle_dask.core.journal_codec import decode
 from heddle_dask.training.batch_files import load_batch
 from heddle_dask.training.json_lines import read_lines
 from heddle_dask.training.run_directory import TrainingDirectory
@@ -51,11 +56,23 @@ class Training:
         self.folder = folder
         self.directory = TrainingDirectory(folder / "run")
         self.options = [
-            *("--env", "coin:solve", "--engine", "emulated", "--model", model, "--steps", str(STEPS)),
+            # A mix, with an affinity by the names of its parts.
+            *("--env", "coin:solve,flip:solve", "--hardware", "A=1,B=1", "--slots", "64"),
+            *(
+                "--set",
+                "affinity=map,coin=B,default=A",
+                "--engine",
+                "emulated",
+                "--model",
+                model,
+                "--steps",
+                str(STEPS),
+            ),
             *("--groups", str(GROUPS), "--samples", str(SAMPLES), "--out", "run", "--no-dashboard", "--json"),
             *("--eval-tasks", "4", "--sandbox", "weak"),
         ]
-        (folder / "coin.py").write_text(AGENT)
+        for part in ("coin", "flip"):
+            (folder / f"{part}.py").write_text(AGENT)
 
     def start(self, *options: str) -> subprocess.Popen[str]:
         program = "from heddle_dask.cli.main import main; main()"
@@ -122,6 +139,28 @@ def test_a_training_survives_the_death_of_its_trainer_and_its_driver(training: T
     assert result["reward_before"] is not None
     assert result["reward_after"] is not None
     _check_steps(training)
+    _check_affinity(directory.rollout)
+
+
+def _check_affinity(out: Path) -> None:
+    """Steps of each part of the mix ran on its class, wherever an engine of that class was there."""
+    domains: dict[str, str] = {}
+    classes: dict[str, str] = {}
+    present: set[str] = set()
+    ran: Counter[tuple[str, str]] = Counter()
+    for event, commands in ((decode(event), [decode(row) for row in rows]) for event, rows in control_lines(out)):
+        if isinstance(event, ev.TrajectorySubmitted):
+            domains[event.trajectory.trajectory_id] = event.trajectory.domain.partition(":")[0]
+        elif isinstance(event, ev.EngineJoined):
+            classes[event.engine.engine_id] = event.engine.hardware
+            present.add(event.engine.engine_id)
+        elif isinstance(event, ev.EngineLost):
+            present.discard(event.engine_id)
+        both = {classes[engine_id] for engine_id in present} == {"A", "B"}
+        for command in commands if both else []:
+            if isinstance(command, cmd.StartStep):
+                ran[domains[command.step_id.trajectory_id], classes[command.engine_id]] += 1
+    assert set(ran) == {("coin", "B"), ("flip", "A")}, ran
 
 
 def _check_steps(training: Training) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -17,13 +17,12 @@ from heddle_dask.cli.engine_option import import_from_here
 from heddle_dask.cli.field_options import Asked
 from heddle_dask.cli.shared_options import whole_numbers
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.nouns import joined_domain
 from heddle_dask.core.toml_table import read_toml
 from heddle_dask.cost.engine_cost import profile_names
 from heddle_dask.cost.measured import MeasuredTable, table_names
 from heddle_dask.cost.published import model_of
 from heddle_dask.engines.spec import engine_kind
-from heddle_dask.environments.base import Environment, Task
+from heddle_dask.environments.base import Environment
 from heddle_dask.environments.loading import load_environment
 from heddle_dask.environments.mix import mixed_environment
 from heddle_dask.strategies.presets import Strategy
@@ -93,11 +92,6 @@ def with_affinity(strategy: Strategy, cluster: Path | None) -> Strategy:
     if not said or any(text.startswith("affinity=") for text in strategy.overrides):
         return strategy
     return Strategy(strategy.preset, (*strategy.overrides, *said), strategy.weight)
-
-
-def domains_of(environment: Environment, tasks: Iterable[Task]) -> set[str]:
-    """The domains of these tasks, as their trajectories carry them."""
-    return {joined_domain(environment.name, task.domain) for task in tasks}
 
 
 def check_cost(cost: Mapping[str, Any] | None, model: str, engine: str) -> None:

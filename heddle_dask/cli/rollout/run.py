@@ -31,7 +31,6 @@ from heddle_dask.cli.rollout.parsed_options import (
     asked_strategy,
     check_cost,
     check_gpus,
-    domains_of,
     environment_of,
     local_shape,
     parsed_cost,
@@ -44,6 +43,7 @@ from heddle_dask.cli.rollout.summary import Tally, table
 from heddle_dask.cli.stored_run import StoredRun, check_out, default_out, remove_if_empty
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.run_description import RetryPolicy
+from heddle_dask.core.view import StrategySet
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.engines.gpus import usable_gpus
 from heddle_dask.engines.spec import EngineKind, engine_kind
@@ -62,13 +62,14 @@ from heddle_dask.live.driver.inputs.pools import Pools
 from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel, Output, tasks_of
 from heddle_dask.live.driver.inputs.telemetry import Telemetry
 from heddle_dask.live.driver.options import Budget, Engines, Patience, Sampling
+from heddle_dask.live.driver.programs.attempts import domains_of
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.runs.progress import Meter, ProgressDisplay
 from heddle_dask.live.driver.session.tp_degree_specs import TpDegreeSpecs
 from heddle_dask.live.scheduler.warm_start import check_warm
 from heddle_dask.records.schema import counted
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.strategies.affinity.hardware_map import check_affinity
+from heddle_dask.strategies.affinity.hardware_map import check_classes, check_domains
 from heddle_dask.views.drawing.safe_console import SafeConsole
 from heddle_dask.weights.model_directory import model_digest
 
@@ -150,11 +151,7 @@ class RolloutRun:
         self.model = chosen_model(asked["model"], asked["engine"], self.engines.options)
         check_cost(self.engines.cost, self.model, asked["engine"])
         self.budget = asked.object_of(Budget, retries=retries)
-        if self.shape.hardware is not None or self.plan is not None:
-            classes: Collection[str] = self.shape.hardware or ()
-            if self.plan is not None:
-                classes = [group.hardware for group in self.plan.groups.values()]
-            check_affinity(self.strategy.build(seed=self.seed), classes, domains_of(self.environment, self.tasks))
+        self._check_affinity()
         if self.plan is not None:
             self.engines = engines_of_groups(
                 self.engines, self.plan, self.model, self.budget.max_context_tokens, self.seed
@@ -179,6 +176,18 @@ class RolloutRun:
     def _environment_and_tasks(self) -> tuple[Environment, Sequence[Task]]:
         environment = environment_of(self.asked, by_value=not self.is_local)
         return environment, tasks_of(self.asked["tasks"], environment, self.seed)
+
+    def _check_affinity(self) -> None:
+        strategies = self.strategy.build(seed=self.seed)
+        self._check_domains(strategies)
+        if self.shape.hardware is not None or self.plan is not None:
+            classes: Collection[str] = self.shape.hardware or ()
+            if self.plan is not None:
+                classes = [group.hardware for group in self.plan.groups.values()]
+            check_classes(strategies, classes)
+
+    def _check_domains(self, strategies: StrategySet) -> None:
+        check_domains(strategies, domains_of(self.environment, self.tasks))
 
     def _engines(self) -> Engines:
         asked = self.asked

@@ -17,11 +17,11 @@ from distributed import Client
 from heddle_dask.apis.rewarded import rewarded
 from heddle_dask.cli.cluster_choice import workers_joined
 from heddle_dask.cli.one_line import EXIT_FAILED, one_line
-from heddle_dask.cli.rollout.parsed_options import asked_strategy
 from heddle_dask.cli.rollout.run import Outcome, RolloutRun, prepare_process
 from heddle_dask.cli.show.training_report import show_training
 from heddle_dask.cli.train.order import TrainOrder, check_out_parent
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.view import StrategySet
 from heddle_dask.engines.model_services.spec import ServiceFailed
 from heddle_dask.engines.spec import ReceivesBroadcasts, engine_kind
 from heddle_dask.environments.base import Environment, Task
@@ -31,6 +31,7 @@ from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.live.driver.inputs.loaded_model import tokenizer_digest
 from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel
 from heddle_dask.live.driver.options import Sampling
+from heddle_dask.live.driver.programs.attempts import domains_of
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.runs.progress import ProgressDisplay
 from heddle_dask.live.training.evaluation import Evaluation, HeldOutTasks
@@ -42,6 +43,7 @@ from heddle_dask.live.training.trackers import TRACKERS
 from heddle_dask.live.training.trainer_patience import TrainerSilent
 from heddle_dask.live.training.training import LiveTraining, TrainingParts
 from heddle_dask.live.training.weight_control import NoEngineUpdated, WeightControl
+from heddle_dask.strategies.affinity.hardware_map import check_domains
 from heddle_dask.training.json_lines import read_lines
 from heddle_dask.training.loop import EndTraining
 from heddle_dask.training.step_row import StepSeconds
@@ -117,6 +119,10 @@ class TrainRun(RolloutRun):
         self.held_out = self._held_out()
         self.unlogged = StepSeconds()
         self._training: LiveTraining | None = None
+
+    def _check_domains(self, strategies: StrategySet) -> None:
+        """The names of all environments: tasks come without end, of any kind."""
+        check_domains(strategies, domains_of(self.environment, ()), all_known=False)
 
     def _load(self, spec: str) -> Environment:
         environment = load_environment(spec)
@@ -256,7 +262,7 @@ class TrainRun(RolloutRun):
                 env=held_out.environment,
                 model=ChatModel(self.model, self.chat_template_kwargs),
                 engines=self.engines,
-                strategy=asked_strategy(self.asked),
+                strategy=self.strategy.among(domains_of(held_out.environment, held_out.tasks)),
                 samples=held_out.samples,
                 seed=self.seed,
                 budget=self.budget,

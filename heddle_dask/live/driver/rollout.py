@@ -46,7 +46,7 @@ from heddle_dask.live.driver.inputs.rollout_inputs import (
 from heddle_dask.live.driver.inputs.telemetry import SpanSender, Telemetry
 from heddle_dask.live.driver.inputs.unknown_arguments import explained
 from heddle_dask.live.driver.options import Budget, Engines, Sampling
-from heddle_dask.live.driver.programs.attempts import attempts_of
+from heddle_dask.live.driver.programs.attempts import attempts_of, domains_of
 from heddle_dask.live.driver.programs.branch import Services
 from heddle_dask.live.driver.programs.sandbox_roots import SandboxRoots
 from heddle_dask.live.driver.runs.loop_watch import LoopWatch
@@ -57,7 +57,7 @@ from heddle_dask.live.driver.session.rollout_engines import RolloutEngines
 from heddle_dask.live.wire.driver_messages import GetCapacity, Notice, StartSession
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.strategies.affinity.hardware_map import check_affinity
+from heddle_dask.strategies.affinity.hardware_map import check_classes, check_domains
 from heddle_dask.strategies.presets import PARTS, Strategy
 from heddle_dask.training.groups import FinishedGroup, GroupPlan
 
@@ -343,6 +343,7 @@ class Rollout:
 
     async def _stream(self, tasks: Tasks) -> AsyncIterator[TrajectoryRecord]:
         chosen = tasks_of(tasks, self.environment, self.seed)
+        check_domains(self._strategy.build(seed=self.seed), domains_of(self.environment, chosen))
         self._task_list = task_list(chosen)
 
         async def begin(session: OpenSession, files: RunFiles) -> FeedOf:
@@ -357,6 +358,8 @@ class Rollout:
             yield record
 
     async def _roll_groups_out(self, source: TaskSource, feed: GroupFeed, on_finished: Callable[[], None]) -> None:
+        names = {name for environment in source.environments for name in domains_of(environment, ())}
+        check_domains(self._strategy.build(seed=self.seed), names, all_known=False)
         self._task_list = source_list(source)
 
         async def begin(session: OpenSession, files: RunFiles) -> FeedOf:
@@ -424,7 +427,7 @@ class Rollout:
                 session.session_id, self.model, self.template.decode, self._clock, self._on_progress
             )
         hardware = hardware_of(engines)
-        check_affinity(self._strategy.build(seed=self.seed), hardware, ())
+        check_classes(self._strategy.build(seed=self.seed), hardware)
         facts = {"context_tokens": longest, "slots": sum(engine.slots for engine in engines)}
         files.engines_answer({**facts, "hardware": hardware} if hardware else facts)
         return Services(

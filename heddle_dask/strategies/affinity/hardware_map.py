@@ -5,13 +5,13 @@ What an affinity says is checked against the engines and tasks of a run before i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self, runtime_checkable
 
 from heddle_dask.core.entities import Engine, Trajectory
 from heddle_dask.core.errors import BadInput
-from heddle_dask.core.nouns import StepRequest
+from heddle_dask.core.nouns import StepRequest, joined_domain
 from heddle_dask.core.view import Route, StrategySet
 
 
@@ -68,16 +68,28 @@ DEFAULT = "default"
 """The key of the map for all other domains."""
 
 
-def widest_key(domain: str, keys: Collection[str]) -> str | None:
-    """The key for a domain: itself or its longest prefix of whole parts; None: there is none.
+def keys_of(domain: str) -> Iterator[str]:
+    """All keys that cover a domain, from the narrowest to the widest.
 
-    ``math/hard`` is covered by ``math/hard``, and else by ``math``.
+    A domain is the name of an environment, with a tier and a split behind colons, and a kind of task behind a slash.
+    ``math:hard:train/chain`` is covered by ``math:hard:train/chain``, ``math:hard/chain``, ``math/chain``,
+    ``math:hard:train``, ``math:hard`` and ``math``.
     """
-    while domain:
-        if domain in keys:
-            return domain
-        domain = domain.rpartition("/")[0]
-    return None
+    whole, slash, kind = domain.partition("/")
+    names = list(_shorter(whole, ":"))
+    for part in (*_shorter(kind, "/"), "") if slash else ("",):
+        yield from (joined_domain(name, part) for name in names)
+
+
+def _shorter(text: str, mark: str) -> Iterator[str]:
+    while text:
+        yield text
+        text = text.rpartition(mark)[0]
+
+
+def narrowest_key(domain: str, keys: Collection[str]) -> str | None:
+    """The narrowest of these keys that covers a domain (`keys_of`); None: there is none."""
+    return next((key for key in keys_of(domain) if key in keys), None)
 
 
 @dataclass(slots=True)
@@ -87,8 +99,8 @@ class HardwareMap:
     Parameters
     ----------
     classes
-        Class of hardware by domain; a domain covers those that begin with it (``math`` covers ``math/hard``).
-        ``default`` is for all others, which may go anywhere without it.
+        Class of hardware by domain, or by a wider key (`keys_of`): ``math`` covers ``math:hard/chain``. ``default`` is
+        for all others, which may go anywhere without it.
 
     Raises
     ------
@@ -114,7 +126,7 @@ class HardwareMap:
     def wanted(self, domain: str) -> str | None:
         """The class of a domain; None: any."""
         if domain not in self._wanted:
-            key = widest_key(domain, self.classes)
+            key = narrowest_key(domain, self.classes)
             self._wanted[domain] = self.classes.get(DEFAULT if key is None else key)
         return self._wanted[domain]
 
@@ -139,15 +151,8 @@ class NamesClasses(Protocol):
         """The classes that must exist."""
 
 
-def check_affinity(strategies: StrategySet, hardware: Collection[str], domains: Collection[str]) -> None:
-    """Refuse classes that no engine has, and keys that cover no task.
-
-    Parameters
-    ----------
-    hardware
-        Classes of the engines that the run will have.
-    domains
-        Domains of its tasks; empty: not known yet, and not checked.
+def check_classes(strategies: StrategySet, hardware: Collection[str]) -> None:
+    """Refuse an affinity that names a class which none of the run's engines has.
 
     Raises
     ------
@@ -156,17 +161,36 @@ def check_affinity(strategies: StrategySet, hardware: Collection[str], domains: 
     affinity = strategies.affinity
     if isinstance(affinity, HardwareMap):
         _check_classes(affinity.classes.values(), hardware)
-        for key in affinity.classes:
-            if domains and key != DEFAULT and not any(_covers(key, domain) for domain in domains):
-                raise BadInput(
-                    f"affinity names domain '{key}', of which there is no task; domains: {', '.join(sorted(domains))}"
-                )
     elif isinstance(affinity, NamesClasses):
         _check_classes(affinity.named_classes(), hardware)
 
 
-def _covers(key: str, domain: str) -> bool:
-    return domain == key or domain.startswith(f"{key}/")
+def check_domains(strategies: StrategySet, domains: Collection[str], *, all_known: bool = True) -> None:
+    """Refuse a map with a key that covers no task.
+
+    Parameters
+    ----------
+    domains
+        Those of the tasks, and the names of all environments.
+    all_known
+        False: more tasks will come, whose kinds may be any; their environments are known.
+
+    Raises
+    ------
+    BadInput
+        With the names that there are.
+    """
+    affinity = strategies.affinity
+    if not isinstance(affinity, HardwareMap):
+        return
+    covering = {DEFAULT, *(key for domain in domains for key in keys_of(domain))}
+    for key in affinity.classes:
+        if key in covering or (not all_known and key.partition("/")[0] in covering):
+            continue
+        raise BadInput(
+            f"affinity names '{key}', of which there is no task; the names are {', '.join(sorted(domains))}, with or "
+            f"without what follows ':' and '/'"
+        )
 
 
 def _check_classes(named: Collection[str], hardware: Collection[str]) -> None:

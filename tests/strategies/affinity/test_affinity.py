@@ -19,11 +19,13 @@ from heddle_dask.cost.engine_cost import ClassCosts, EngineCost
 from heddle_dask.strategies.affinity.hardware_map import (
     HardwareMap,
     affinity_override,
-    check_affinity,
+    check_classes,
+    check_domains,
     has_room,
-    widest_key,
+    keys_of,
+    narrowest_key,
 )
-from heddle_dask.strategies.presets import build_strategies, tell_costs
+from heddle_dask.strategies.presets import Strategy, build_strategies, tell_costs
 
 CLASSES = ("H800", "H20", "")
 
@@ -75,12 +77,25 @@ def test_a_wanted_class_with_room_is_never_passed_over_and_the_fallback_finds_an
         assert allowed == {e.engine_id for e in own or engines}
 
 
-@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=4), st.sets(st.sampled_from("abc")))
-def test_the_longest_key_of_whole_parts_covers_a_domain(parts: list[str], keys: set[str]) -> None:
-    domain = "/".join(parts)
-    named = {"/".join(parts[: len(key) + i]) for i, key in enumerate(sorted(keys))} | keys
-    fitting = [key for key in named if domain == key or domain.startswith(f"{key}/")]
-    assert widest_key(domain, named) == max(fitting, key=len, default=None)
+@given(
+    st.lists(st.sampled_from("abc"), min_size=1, max_size=3),
+    st.lists(st.sampled_from("ab"), max_size=3),
+    st.sets(
+        st.sampled_from(["a", "a:b", "a:b:c", "a/a", "a:b/a", "a:b/a/b", "b", "b/a", "b:a", "a/b/a", "a/ab", "ab"])
+    ),
+)
+def test_the_narrowest_key_covers_a_domain_with_and_without_its_tier(
+    names: list[str], kinds: list[str], keys: set[str]
+) -> None:
+    def covers(key: str) -> bool:
+        named, _, kind = key.partition("/")
+        of_name, of_kind = named.split(":"), kind.split("/") if kind else []
+        return names[: len(of_name)] == of_name and kinds[: len(of_kind)] == of_kind
+
+    domain = "/".join([":".join(names), *kinds])
+    fitting = {key for key in keys if covers(key)}
+    assert fitting == keys & set(keys_of(domain))
+    assert narrowest_key(domain, keys) == max(fitting, key=lambda k: (k.count("/"), k.count(":")), default=None)
 
 
 def stage(*engines: tuple[str, str], overrides: list[str], kv_transfer: bool = True) -> Stage:
@@ -211,25 +226,55 @@ def test_the_price_finds_the_class_of_each_domain_from_its_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "hardware", "domains", "said"),
+    ("override", "hardware", "said"),
     [
-        ("affinity=map,math=H100", {"H20"}, {"math"}, "hardware 'H100', which no engine has; classes: H20"),
-        (
-            "affinity=map,maths=H20,default=H20",
-            {"H20"},
-            {"math/hard"},
-            "domain 'maths', of which there is no task",
-        ),
-        ("affinity=prefill-decode,prefill=A,decode=H20", {"H20"}, set(), "hardware 'A'"),
-        ("affinity=map,default=H20", set(), {"math"}, "none is declared"),
+        ("affinity=map,math=H100", {"H20"}, "hardware 'H100', which no engine has; classes: H20"),
+        ("affinity=prefill-decode,prefill=A,decode=H20", {"H20"}, "hardware 'A'"),
+        ("affinity=map,default=H20", set(), "none is declared"),
     ],
 )
-def test_unknown_classes_and_domains_are_refused_in_one_line(
-    override: str, hardware: set[str], domains: set[str], said: str
-) -> None:
+def test_unknown_classes_are_refused_in_one_line(override: str, hardware: set[str], said: str) -> None:
     with pytest.raises(BadInput, match=said) as raised:
-        check_affinity(build_strategies("sticky", overrides=[override]), hardware, domains)
+        check_classes(build_strategies("sticky", overrides=[override]), hardware)
     assert "\n" not in str(raised.value)
+
+
+MIX = {"math:hard:train", "search:train", "search:train/2 hops"}
+
+
+@pytest.mark.parametrize(
+    ("key", "all_known", "is_allowed"),
+    [
+        ("math", True, True),
+        ("math:hard", True, True),
+        ("math:hard:train", True, True),
+        ("math:train", True, False),
+        ("maths", True, False),
+        ("math:easy", True, False),
+        ("search/2 hops", True, True),
+        ("search/3 hops", True, False),
+        ("search/3 hops", False, True),
+        ("searches/3 hops", False, False),
+        ("default", True, True),
+    ],
+)
+def test_a_name_that_covers_no_part_of_a_mix_is_refused_with_the_names(
+    key: str, all_known: bool, is_allowed: bool
+) -> None:
+    strategies = build_strategies("sticky", overrides=[f"affinity=map,{key}=H20"])
+    if is_allowed:
+        check_domains(strategies, MIX, all_known=all_known)
+        return
+    with pytest.raises(BadInput, match="math:hard:train, search:train, search:train/2 hops") as raised:
+        check_domains(strategies, MIX, all_known=all_known)
+    assert f"names '{key}'" in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_a_part_of_a_mix_takes_the_names_that_are_its_own() -> None:
+    whole = Strategy("heddle", ["affinity=map,math:hard=H20,search=3,default=H800", "admission=at-most,alive=4"])
+    assert list(whole.among({"math:hard"}).overrides) == ["affinity=map,math:hard=H20,default=H800", whole.overrides[1]]
+    assert next(iter(whole.among({"search/1 hops"}).overrides)) == "affinity=map,search=3,default=H800"
+    assert Strategy("heddle", ["affinity=map,math=H20"]).among({"shell"}).build(seed=0).affinity is None
 
 
 def test_a_table_of_a_file_is_an_override() -> None:

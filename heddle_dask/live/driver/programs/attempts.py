@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec, joined_domain
 from heddle_dask.environments.base import Environment, Task
-from heddle_dask.environments.mix import part_of
+from heddle_dask.environments.mix import part_of, parts_of
 from heddle_dask.environments.splits import prompt_key
 from heddle_dask.live.driver.programs.branch import Branch, BranchTree, Recorded
 from heddle_dask.live.wire.driver_messages import SubmittedTrajectory
@@ -110,6 +110,16 @@ def group_attempts(environment: Environment, task: Task, group: str, members: in
     ]
 
 
+def domain_of(environment: Environment, task: Task) -> str:
+    """The domain of a task's trajectories: the name of its environment, in a mix of its part, and the kind of task."""
+    return joined_domain(part_of(environment, task).name, task.domain)
+
+
+def domains_of(environment: Environment, tasks: Iterable[Task]) -> set[str]:
+    """The domains of these tasks, and the names of all parts of a mix."""
+    return {part.name for part in parts_of(environment)} | {domain_of(environment, task) for task in tasks}
+
+
 def _specs(names: Sequence[str], group: str, environment: Environment, task: Task) -> list[TrajectorySpec]:
     """One specification per name, which differ in name and position only."""
     estimated_tokens = len(task.prompt) // CHARACTERS_PER_TOKEN
@@ -119,7 +129,7 @@ def _specs(names: Sequence[str], group: str, environment: Environment, task: Tas
             trajectory_id=TrajectoryId(name),
             group_id=GroupId(group),
             sample_index=sample,
-            domain=joined_domain(environment.name, task.domain),
+            domain=domain_of(environment, task),
             prompt_tokens=task.prompt_tokens or estimated_tokens,
             message_tokens=task.message_tokens or estimated_tokens,
             max_steps=task.max_steps,
