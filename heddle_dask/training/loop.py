@@ -1,8 +1,11 @@
 """The training loop: what is done when. Pure: events in, commands out; simulation and live training share it.
 
 A training step k takes a batch, and its result are weights number k. In the paper's order (RollArt, section 4.5) it is:
-get batch k, switch the engines to weights k - 1, train. Weights are published as soon as they are in a checkpoint,
-while the loop waits for the next batch.
+get batch k, switch the engines to weights k - 1, train. Weights are published while the loop waits for the next batch.
+Without barriers a step does not wait for a publication that is slower than that: it is given as soon as the trainer has
+a copy of the weights that are being published. How far it gets ahead is bounded by the age of samples, since batches
+open by what is installed. Weights that were trained while older ones were being published are passed over, unless they
+are to be evaluated.
 
 Nothing here is a sequence of waits. After each event every command whose conditions hold is given, once; the conditions
 are the methods `_may_…`. So any order of answers is right, and a resumed run only sets the counters.
@@ -26,14 +29,31 @@ class BatchReady:
 
 @dataclass(frozen=True, slots=True)
 class StepTrained:
-    """The answer to `TrainOnBatch`: the optimiser step is in a checkpoint on disk."""
+    """The answer to `TrainOnBatch`: its weights are there; after a crash its stored batch gives them again."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
+class WeightsCopied:
+    """A first answer to `PublishVersion`: the trainer has a copy of weights `number`, and may train on.
+
+    One that cannot train on meanwhile does without.
+    """
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class PublishEnded:
     """The answer to `PublishVersion`: weights `number` are complete in the weight store."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishLost:
+    """The answer to `PublishVersion` of a trainer that died meanwhile: it has newer weights, and these no more."""
 
     number: int
 
@@ -73,16 +93,25 @@ class FormBatch:
 
 @dataclass(frozen=True, slots=True)
 class TrainOnBatch:
-    """Do training step `step` and write a checkpoint; answer: `StepTrained`."""
+    """Do training step `step`; answer: `StepTrained`."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class PublishVersion:
-    """Write the weights after `number` training steps into the store; answer: `PublishEnded`."""
+    """Write the weights after `number` training steps into the store; answers: `WeightsCopied`, then `PublishEnded`.
+
+    The trainer has these weights now, and may have newer ones after its first answer.
+
+    Attributes
+    ----------
+    evaluated
+        They will be evaluated: should they be the best ones, they are kept.
+    """
 
     number: int
+    evaluated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +148,9 @@ class EndTraining:
     stopped: bool = False
 
 
-LoopEvent = BatchReady | StepTrained | PublishEnded | SwitchEnded | EvaluationEnded | StopAsked
+LoopEvent = (
+    BatchReady | StepTrained | WeightsCopied | PublishEnded | PublishLost | SwitchEnded | EvaluationEnded | StopAsked
+)
 LoopCommand = OpenBatches | FormBatch | TrainOnBatch | PublishVersion | SwitchVersion | Evaluate | EndTraining
 
 
@@ -133,7 +164,7 @@ class LoopStart:
     Attributes
     ----------
     trained
-        Training steps that are in the newest checkpoint.
+        Training steps that the trainer's weights contain.
     evaluated
         Numbers of the weights whose evaluation is stored.
     """
@@ -177,10 +208,13 @@ class TrainingLoop:
         self.opened = start.trained
         # Weights 0 are those with which the engines were started: nobody publishes them.
         self.published = self.switched = self.installed = 0
+        # Weights of which the trainer has a copy, and those that died with a trainer; -1: none.
+        self._copied = self._lost = -1
         self.is_stopped = False
         self.is_ended = False
         self._evaluated = set(start.evaluated)
-        self._forming = self._training = self._publishing = self._evaluating = False
+        self._forming = self._training = self._evaluating = False
+        self._publishing: int | None = None
 
     @property
     def phase(self) -> LoopPhase:
@@ -192,7 +226,7 @@ class TrainingLoop:
             return "switching"
         if self._forming:
             return "waiting for a batch"
-        if self._publishing:
+        if self._publishing is not None:
             return "publishing"
         return "evaluating" if self._evaluating else "starting"
 
@@ -208,9 +242,15 @@ class TrainingLoop:
             case StepTrained(step):
                 assert self._training and step == self.trained + 1, (event, self.trained)
                 self._training, self.trained = False, step
+            case WeightsCopied(number):
+                assert number == self._publishing, (event, self._publishing)
+                self._copied = number
             case PublishEnded(number):
-                assert self._publishing and number == self.trained, (event, self.trained)
-                self._publishing, self.published = False, number
+                assert number == self._publishing, (event, self._publishing)
+                self._publishing, self.published = None, number
+            case PublishLost(number):
+                assert number == self._publishing, (event, self._publishing)
+                self._publishing, self._lost = None, number
             case SwitchEnded(number):
                 assert number <= self.switched, (event, self.switched)
                 self.installed = max(self.installed, number)
@@ -259,10 +299,15 @@ class TrainingLoop:
         return is_trained and not self._owes_evaluation() and not self._evaluating
 
     def _publish(self) -> PublishVersion | None:
-        if self._publishing or self.published == self.trained or self._rests():
+        is_new = self.trained not in (self.published, self._lost)
+        if self._publishing is not None or not is_new or self._passes_over_evaluated() or self._rests():
             return None
-        self._publishing = True
-        return PublishVersion(self.trained)
+        self._publishing = self.trained
+        return PublishVersion(self.trained, self._is_due(self.trained))
+
+    def _passes_over_evaluated(self) -> bool:
+        """Whether newer weights in the store would keep the engines from some that are to be evaluated."""
+        return self.published > self.switched and self._is_due(self.published)
 
     def _switch(self) -> SwitchVersion | None:
         if self.published <= self.switched or not self._may_switch():
@@ -321,12 +366,20 @@ class TrainingLoop:
         return FormBatch(self.formed + 1)
 
     def _train(self) -> TrainOnBatch | None:
-        """After the switch was asked for: rollout goes over to the newer weights while the step is computed."""
-        is_ready = self.formed > self.trained and not self._training and not self._publishing
-        if not is_ready or self.switched < self.trained or self._rests():
+        is_ready = self.formed > self.trained and not self._training
+        if not is_ready or not self._may_leave_weights() or self._rests():
             return None
         self._training = True
         return TrainOnBatch(self.formed)
+
+    def _may_leave_weights(self) -> bool:
+        """Whether nothing needs the trainer to keep its weights as they are."""
+        if self.plan.barrier:
+            # The switch was asked for: rollout goes over to the newer weights while the step is computed.
+            return self._publishing is None and self.switched >= self.trained
+        if self._publishing == self.trained:
+            return self._copied == self.trained
+        return self.trained in (self.published, self._lost) or not self._is_due(self.trained)
 
     def _rests(self) -> bool:
         return self.is_stopped or self.is_ended

@@ -25,6 +25,7 @@ from heddle_dask.training.loop import (
     SwitchEnded,
     SwitchVersion,
     TrainOnBatch,
+    WeightsCopied,
 )
 from heddle_dask.training.trainer import TrainReport
 
@@ -40,7 +41,7 @@ class StepSeconds:
     wait
         The part of it in which the trainer had nothing else to do than to wait for the batch.
     train
-        Load, forward, backward, optimiser step, checkpoint.
+        Load, forward, backward, optimiser step, copies for a checkpoint.
     publish
         Writing the weights into the store.
     install
@@ -73,6 +74,7 @@ class StepClock:
         self._opened: dict[int, float] = {}
         self._opened_through = 0
         self._waits_since = 0.0
+        self._copied = -1
         self._seconds = StepSeconds()
 
     def gave(self, at: float, commands: Iterable[LoopCommand]) -> None:
@@ -88,7 +90,7 @@ class StepClock:
                 case TrainOnBatch(step):
                     self._began[StepTrained(step)] = at
                 case PublishVersion(number):
-                    self._began[PublishEnded(number)] = at
+                    self._began[PublishEnded(number)] = self._began[WeightsCopied(number)] = at
                 case SwitchVersion(number):
                     self._began[SwitchEnded(number)] = at
 
@@ -102,10 +104,13 @@ class StepClock:
                 self._add(rollout=at - self._opened.pop(step, began), wait=max(0.0, at - self._waits_since))
             case StepTrained():
                 self._add(train=at - began)
-            case PublishEnded():
+            case WeightsCopied(number):
+                # While it copies its weights, the trainer does not wait.
+                self._copied, self._waits_since = number, max(self._waits_since, at)
+            case PublishEnded(number):
                 self._add(publish=at - began)
-                # The trainer writes weights itself: while it does, it does not wait.
-                self._waits_since = max(self._waits_since, at)
+                if self._copied != number:  # it wrote them itself
+                    self._waits_since = max(self._waits_since, at)
             case SwitchEnded():
                 self._add(install=at - began)
 

@@ -16,6 +16,7 @@ from heddle_dask.training.loop import (
     LoopStart,
     OpenBatches,
     PublishEnded,
+    PublishLost,
     PublishVersion,
     StepTrained,
     StopAsked,
@@ -23,6 +24,7 @@ from heddle_dask.training.loop import (
     SwitchVersion,
     TrainingLoop,
     TrainOnBatch,
+    WeightsCopied,
 )
 from heddle_dask.training.plan import TrainingPlan, plan_of_mode
 
@@ -62,13 +64,36 @@ def test_async_gets_a_batch_then_switches_then_trains() -> None:
     assert loop.handle(SwitchEnded(1)) == [OpenBatches(4)]
 
 
-def test_async_waits_for_a_slow_publication_before_it_trains() -> None:
+def test_async_trains_on_while_weights_are_published_and_passes_over_those_between() -> None:
+    loop = TrainingLoop(plan_of_mode("async", 9, alpha=3))
+    loop.begin()
+    loop.handle(BatchReady(1))
+    assert loop.handle(StepTrained(1)) == [PublishVersion(1), FormBatch(2)]
+    assert loop.handle(BatchReady(2)) == []  # the trainer copies its weights
+    assert loop.handle(WeightsCopied(1)) == [TrainOnBatch(2)]
+    assert loop.handle(StepTrained(2)) == [FormBatch(3)]
+    assert loop.handle(BatchReady(3)) == [TrainOnBatch(3)]
+    assert loop.handle(PublishEnded(1)) == [PublishVersion(2), SwitchVersion(1)]
+
+
+def test_a_trainer_that_cannot_copy_its_weights_publishes_before_it_trains_on() -> None:
     loop = TrainingLoop(plan_of_mode("async", 9))
     loop.begin()
     loop.handle(BatchReady(1))
     loop.handle(StepTrained(1))
     assert loop.handle(BatchReady(2)) == []
     assert loop.handle(PublishEnded(1)) == [SwitchVersion(1), TrainOnBatch(2)]
+
+
+def test_weights_that_died_with_a_trainer_are_not_asked_for_again() -> None:
+    loop = TrainingLoop(plan_of_mode("async", 9, alpha=2, evaluate_every=1), LoopStart(0, frozenset({0})))
+    loop.begin()
+    loop.handle(BatchReady(1))
+    assert loop.handle(StepTrained(1)) == [PublishVersion(1, evaluated=True), FormBatch(2)]
+    loop.handle(WeightsCopied(1))
+    assert loop.handle(BatchReady(2)) == [TrainOnBatch(2)]
+    assert loop.handle(PublishLost(1)) == []
+    assert loop.handle(StepTrained(2)) == [PublishVersion(2, evaluated=True), FormBatch(3)]
 
 
 def test_switching_before_the_batch_is_the_alternative() -> None:
@@ -86,13 +111,13 @@ def test_an_evaluation_keeps_its_weights_on_the_engines_while_training_goes_on()
     assert loop.handle(BatchReady(1)) == [TrainOnBatch(1)]
     loop.handle(StepTrained(1))
     loop.handle(PublishEnded(1))
-    assert loop.handle(BatchReady(2)) == []
-    assert loop.handle(EvaluationEnded(0)) == [SwitchVersion(1), TrainOnBatch(2)]
+    assert loop.handle(BatchReady(2)) == [TrainOnBatch(2)]
+    assert loop.handle(EvaluationEnded(0)) == [SwitchVersion(1)]
 
 
 def test_a_resumed_training_brings_its_weights_to_the_engines_first() -> None:
     loop = TrainingLoop(plan_of_mode("async", 4, evaluate_every=2), LoopStart(2, frozenset({0})))
-    assert loop.begin() == [PublishVersion(2)]
+    assert loop.begin() == [PublishVersion(2, evaluated=True)]
     assert loop.handle(PublishEnded(2)) == [SwitchVersion(2)]
     assert loop.handle(SwitchEnded(2)) == [Evaluate(2), OpenBatches(4), FormBatch(3)]
 
@@ -160,14 +185,14 @@ def _plans() -> st.SearchStrategy[TrainingPlan]:
     )
 
 
-def _answer(command: LoopCommand) -> LoopEvent | None:
+def _answer(command: LoopCommand, copies: bool) -> LoopEvent | None:
     match command:
         case FormBatch(step):
             return BatchReady(step)
         case TrainOnBatch(step):
             return StepTrained(step)
         case PublishVersion(number):
-            return PublishEnded(number)
+            return WeightsCopied(number) if copies else PublishEnded(number)
         case SwitchVersion(number):
             return SwitchEnded(number)
         case Evaluate(number):
@@ -175,33 +200,51 @@ def _answer(command: LoopCommand) -> LoopEvent | None:
     return None
 
 
-@given(_plans(), st.integers(0, 3), st.data())
+@given(_plans(), st.integers(0, 3), st.booleans(), st.booleans(), st.data())
 def test_in_any_order_of_answers_every_step_is_done_once_and_the_plan_is_kept(
-    plan: TrainingPlan, before: int, data: st.DataObject
+    plan: TrainingPlan, before: int, copies: bool, dies: bool, data: st.DataObject
 ) -> None:
     start = min(before, plan.steps)
     loop = TrainingLoop(plan, LoopStart(start))
     open_answers: list[LoopEvent] = []
     log: list[LoopCommand] = []
+    lost: set[int] = set()
     commands = loop.begin()
     while True:
         for command in commands:
             log.append(command)
             _check(loop, command, open_answers)
-            if (answer := _answer(command)) is not None:
+            if (answer := _answer(command, copies)) is not None:
                 open_answers.append(answer)
         if loop.is_ended:
             break
         assert open_answers, f"nobody will answer: {loop.phase}"
-        commands = loop.handle(open_answers.pop(data.draw(st.integers(0, len(open_answers) - 1))))
+        _check_trainer_is_busy(loop, open_answers)
+        event = open_answers.pop(data.draw(st.integers(0, len(open_answers) - 1)))
+        if isinstance(event, WeightsCopied):
+            open_answers.append(PublishEnded(event.number))
+        if isinstance(event, PublishEnded) and dies and StepTrained(event.number + 1) in open_answers:
+            event = PublishLost(event.number)
+            lost.add(event.number)
+        commands = loop.handle(event)
     steps = range(start + 1, plan.steps + 1)
     assert [c.step for c in log if isinstance(c, TrainOnBatch)] == list(steps)
     assert [c.step for c in log if isinstance(c, FormBatch)] == list(steps)
-    switched = [c.number for c in log if isinstance(c, SwitchVersion)]
-    assert switched == sorted(set(switched))
-    assert switched[-1:] == [plan.steps]
+    for kind in (SwitchVersion, PublishVersion):
+        numbers = [c.number for c in log if isinstance(c, kind)]
+        assert numbers == sorted(set(numbers))
+        assert numbers[-1:] == [plan.steps]
     evaluated = [c.number for c in log if isinstance(c, Evaluate)]
-    assert evaluated == [k for k in range(start, plan.steps + 1) if plan.evaluates(k)]
+    assert evaluated == [k for k in range(start, plan.steps + 1) if plan.evaluates(k) and k not in lost]
+    assert {c.number for c in log if isinstance(c, PublishVersion) and c.evaluated} >= {*evaluated} - {0}
+
+
+def _check_trainer_is_busy(loop: TrainingLoop, open_answers: list[LoopEvent]) -> None:
+    """Without barriers a batch waits for a copy of weights, and for no publication but of weights to be evaluated."""
+    if loop.plan.barrier or loop.formed == loop.trained or StepTrained(loop.formed) in open_answers:
+        return
+    is_copied = not {WeightsCopied(loop.trained), PublishEnded(loop.trained)} & {*open_answers}
+    assert not is_copied or loop.plan.evaluates(loop.trained)
 
 
 def _check(loop: TrainingLoop, command: LoopCommand, open_answers: list[LoopEvent]) -> None:
@@ -217,9 +260,12 @@ def _check(loop: TrainingLoop, command: LoopCommand, open_answers: list[LoopEven
                 assert loop.installed >= plan.needed_version(through)
         case TrainOnBatch(step):
             assert step == loop.trained + 1
-            assert loop.published == loop.switched == loop.trained
+            if plan.barrier:
+                assert loop.published == loop.switched == loop.trained
+            # No copy is under way, and what is to be evaluated has been handed on.
+            assert WeightsCopied(loop.trained) not in open_answers
             # What engines sample from now on can be trained: the pipeline never starves on its own bound.
-            assert step - loop.switched <= max(plan.alpha, 1)
+            assert step - 1 - loop.installed <= plan.alpha
         case SwitchVersion():
             assert not any(isinstance(answer, EvaluationEnded) for answer in open_answers)
             if plan.barrier:  # no trajectory runs

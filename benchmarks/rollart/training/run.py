@@ -29,6 +29,7 @@ from heddle_dask.training.loop import (
     SwitchVersion,
     TrainingLoop,
     TrainOnBatch,
+    WeightsCopied,
 )
 from heddle_dask.training.sample_buffer import BatchWaits, SampleBuffer
 
@@ -177,6 +178,7 @@ class SimulatedTraining:
                 case TrainOnBatch(step):
                     self._train(step)
                 case PublishVersion(number):
+                    self._happened(WeightsCopied(number))
                     time.after(times.publish_s, self._publish_ended, number)
                 case SwitchVersion(number):
                     self._switching.append(number)
