@@ -11,7 +11,7 @@ from heddle_dask.core.ids import PolicyVersion
 
 LengthNormalisation = Literal["batch", "sequence", "constant"]
 RateSchedule = Literal["constant", "linear", "cosine"]
-TrainingDtype = Literal["float32", "bfloat16"]
+TrainingDtype = Literal["auto", "float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,10 @@ class TrainerSpec:
     packed
         Sequences lie behind one another in one row, without attention between them; else each is a row, padded.
     dtype
-        Of the computation; weights and optimiser state are float32.
+        Of the computation: weights, activations and gradients of a layer while it runs. ``"auto"``: bfloat16 for a
+        model that is stored in two bytes, else float32. Master weights, gradients between layers' runs, their sums
+        over ranks and micro-batches, and the optimiser's state are float32 and sharded over the ranks; below an
+        adapter the model itself stays in the type of the computation.
     device
         ``"cpu"``, ``"cuda"``, or ``"auto"``: cuda where there is one.
     ranks
@@ -68,7 +71,8 @@ class TrainerSpec:
     threads
         CPU threads of each process; None: as the worker says, else 1.
     gradient_checkpointing
-        Compute activations again in the backward pass, which saves memory.
+        Compute activations again in the backward pass, which saves memory and changes no bit. ``"auto"``: on a GPU,
+        and wherever the computation is in bfloat16.
     keep_checkpoints
         The newest so many are kept, besides the best one.
     lora_rank, lora_alpha, lora_targets
@@ -101,13 +105,13 @@ class TrainerSpec:
     advantages: str = "mean-std"
     micro_batch_tokens: int = 8192
     packed: bool = True
-    dtype: TrainingDtype = "float32"
+    dtype: TrainingDtype = "auto"
     device: str = "auto"
     ranks: int = 1
     shares_gpus: bool = False
     threads: int | None = None
     seed: int = 0
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | Literal["auto"] = "auto"
     keep_checkpoints: int = 3
     lora_rank: int = 0
     lora_alpha: float = 32.0
@@ -139,7 +143,7 @@ class TrainerSpec:
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
-                raise BadInput(f"trainer {name} is {value!r}: use {', '.join(allowed)}")
+                raise BadInput(f"trainer {name} is {value!r}: use {', '.join(map(str, allowed))}")
         if self.loss and not all(self.loss.partition(":")[::2]):
             raise BadInput(f"trainer loss is {self.loss!r}: use package.module:function")
 
@@ -179,7 +183,7 @@ _CHOICES = {
     "device": ("auto", "cpu", "cuda"),
     "packed": (True, False),
     "shares_gpus": (True, False),
-    "gradient_checkpointing": (True, False),
+    "gradient_checkpointing": ("auto", True, False),
 }
 
 

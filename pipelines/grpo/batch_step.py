@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -116,9 +115,7 @@ class BatchStep:
 
     def _forward(self, model: Any, micro: Sequence[TrainedSequence]) -> TokenLogprobs:
         device = self._policy.device
-        half = torch.autocast(device.type, torch.bfloat16) if self._spec.dtype == "bfloat16" else nullcontext()
-        with half:
-            return token_logprobs(model, micro or [_NOTHING], device, packed=self._spec.packed)
+        return token_logprobs(model, micro or [_NOTHING], device, packed=self._spec.packed)
 
     @torch.no_grad()
     def _known(self, micros: Sequence[Sequence[TrainedSequence]], model: Any) -> dict[int, torch.Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 
 from heddle_dask.core.errors import BadInput
+from pipelines.grpo.model_loading import stored_dtype
 from pipelines.grpo.policy import Policy
 
 TRAINER_STATE = "trainer.pt"
@@ -30,14 +30,6 @@ _COPIED = (
     "chat_template.jinja",
     "chat_template.json",
 )
-
-
-def stored_dtype(model: Path) -> torch.dtype:
-    """The type of a model's weights on disk, by its configuration; checkpoints keep it."""
-    config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    name = config.get("dtype") or config.get("torch_dtype") or "float32"
-    found = getattr(torch, str(name), None)
-    return found if isinstance(found, torch.dtype) else torch.float32
 
 
 def write_model(directory: Path, policy: Policy, state: Mapping[str, torch.Tensor]) -> None:

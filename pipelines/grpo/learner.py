@@ -29,7 +29,7 @@ from pipelines.grpo.checkpoint_files import (
 )
 from pipelines.grpo.checkpoint_folder import CheckpointFolder, CheckpointRecord, read_record
 from pipelines.grpo.losses import loss_function
-from pipelines.grpo.policy import Policy, device_of, load_model
+from pipelines.grpo.policy import Policy, device_of, load_reference
 from pipelines.grpo.sequences import TrainedSequence, trained_sequences
 from pipelines.grpo.step_metrics import learning_rate
 
@@ -64,7 +64,7 @@ class Learner:
         spec = self.spec
         if not spec.kl_coefficient or (spec.lora_rank and not spec.reference):
             return None  # an adapter is switched off instead
-        return load_model(spec, Path(spec.reference or spec.model), self._device).requires_grad_(False)
+        return load_reference(spec, self._device)
 
     def _load(self) -> None:
         spec = self.spec
@@ -159,7 +159,7 @@ class Learner:
         source = self.state.checkpoint
         if source is None:
             raise BadInput("there is no checkpoint yet: train a batch first")
-        plain = replace(spec, ranks=1)
+        plain = replace(spec, ranks=1, dtype="float32")
         merged = Policy(plain, source, torch.device("cpu"))
         merged.model = merged.model.merge_and_unload()
         merged.spec = replace(plain, lora_rank=0)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -16,15 +16,14 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from transformers import AutoModelForCausalLM
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.training.trainer_spec import TrainerSpec
-from pipelines.grpo import attention
+from pipelines.grpo.model_loading import compute_dtype, load_model
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+# PEFT's name of the only adapter.
+_ADAPTER = "default"
 # Frozen weights, those below an adapter, never change.
 _FULL = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
 
@@ -58,23 +57,26 @@ class Policy:
         self.spec = spec
         self.device = device
         adapter = weights if (weights / ADAPTER_WEIGHTS).exists() else None
-        model = load_model(spec, Path(spec.model) if adapter else weights, device)
+        if adapter and not spec.lora_rank:
+            raise BadInput(f"{weights} is a checkpoint of an adapter: set lora_rank as in its run")
+        self._second_names: set[str] = set()
+        lora = bool(spec.lora_rank)
+        source = Path(spec.model) if adapter else weights
+        model = load_model(spec, source, device, partial(self._adapted, adapter), frozen=lora)
         self.vocabulary = int(model.config.vocab_size)
         self.longest = int(getattr(model.config, "max_position_embeddings", 1 << 30))
-        if spec.lora_rank:
-            model = with_adapter(model, spec, adapter)
-        elif adapter:
-            raise BadInput(f"{weights} is a checkpoint of an adapter: set lora_rank as in its run")
-        if spec.gradient_checkpointing:
+        if recomputes(spec, device):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            model.enable_input_require_grads()
         self.model: Any = model
+        self.trained = [weight for weight in model.parameters() if weight.requires_grad]
+
+    def _adapted(self, stored: Path | None, model: Any) -> Any:
+        if self.spec.lora_rank:
+            model = with_adapter(model, self.spec, stored)
         whole = {name for name, _ in model.named_parameters()}
         # Tied weights have several names; sharded ones could not be told from others that are equal.
         self._second_names = {name for name, _ in model.named_parameters(remove_duplicate=False)} - whole
-        if spec.ranks > 1:
-            _spread(model, spec, device)
-        self.trained = [weight for weight in model.parameters() if weight.requires_grad]
+        return model
 
     def state(self) -> dict[str, torch.Tensor]:
         """The trained weights as a whole, float32, on the CPU, tied ones once; all ranks ask, the first gets them."""
@@ -94,36 +96,31 @@ class Policy:
     def without_adapter(self) -> Iterator[Any]:
         """The model as it was before training, where an adapter is trained."""
         with self.model.disable_adapter():
+            # PEFT freezes what it disables; shards that are gathered so for the first time would stay frozen.
+            for weight in self.trained:
+                weight.requires_grad_(True)
             yield self.model
 
 
-def load_model(spec: TrainerSpec, directory: Path, device: torch.device) -> Any:
-    """A causal language model in float32, without dropout, on a device."""
-    chosen = {"attn_implementation": attention.NAME} if spec.packed else {}
-    if not (directory / "config.json").is_file():
-        raise BadInput(f"model directory {directory} is no model: it has no config.json")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True, **chosen)
-    except (OSError, ValueError, KeyError) as error:
-        raise BadInput(f"model directory {directory} cannot be loaded: {' '.join(str(error).split())}") from None
-    # Logprobs must be those of the engine, which has no dropout.
-    if getattr(model.config, "attention_dropout", 0.0):
-        model.config.attention_dropout = 0.0
-    module: Any
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0
-        if getattr(module, "attention_dropout", 0.0):
-            module.attention_dropout = 0.0
-    return model.train().to(device)
+def load_reference(spec: TrainerSpec, device: torch.device) -> Any:
+    """The model that the policy stays near to."""
+    return load_model(spec, Path(spec.reference or spec.model), device, frozen=True).requires_grad_(False)
+
+
+def recomputes(spec: TrainerSpec, device: torch.device) -> bool:
+    """Whether activations are computed again in the backward pass."""
+    if spec.gradient_checkpointing != "auto":
+        return spec.gradient_checkpointing
+    return device.type == "cuda" or compute_dtype(spec) != torch.float32
 
 
 def with_adapter(model: Any, spec: TrainerSpec, stored: Path | None) -> Any:
     """The model with a new adapter, or with a stored one, that is trained in its place."""
     from peft import LoraConfig, PeftModel, get_peft_model
+    from peft.tuners.lora import LoraLayer
 
     if stored is not None:
-        return PeftModel.from_pretrained(model, stored, is_trainable=True)
+        return PeftModel.from_pretrained(model, stored, is_trainable=True, low_cpu_mem_usage=True)
     targets: Any = spec.lora_targets
     if targets != "all-linear":
         targets = targets.split(",")
@@ -136,16 +133,11 @@ def with_adapter(model: Any, spec: TrainerSpec, stored: Path | None) -> Any:
         task_type="CAUSAL_LM",
         base_model_name_or_path=spec.model,
     )
-    return get_peft_model(model, config)
-
-
-def _spread(model: Any, spec: TrainerSpec, device: torch.device) -> None:
-    """Shard over all ranks: a decoder layer at a time, and what is outside of layers."""
-    assert dist.is_initialized(), "join the ranks first"
-    mesh = init_device_mesh(device.type, (spec.ranks,))
-    whole = model.get_base_model() if hasattr(model, "get_base_model") else model
-    names = set(getattr(whole, "_no_split_modules", None) or ())
-    for module in model.modules():
-        if type(module).__name__ in names:
-            fully_shard(module, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    adapted = get_peft_model(model, config)
+    for layer in adapted.modules():
+        # Over a layer whose weights are yet to be read, the adapter has got no memory either.
+        if isinstance(layer, LoraLayer) and layer.lora_A[_ADAPTER].weight.is_meta:
+            for name in layer.adapter_layer_names:
+                getattr(layer, name).to_empty(device="cpu")
+            layer.reset_lora_parameters(_ADAPTER, True)
+    return adapted
