@@ -129,7 +129,7 @@ def strategies_from_here(context: click.Context, parameter: click.Parameter, val
 
     A colon stands before a class (``package.module:Class``), or before the parts of a preset, where it does no harm.
     """
-    if any(":" in text for text in ([value] if isinstance(value, str) else value)):
+    if any(":" in text for text in ([value] if isinstance(value, str) else value or ())):
         import_from_here()
     return value
 

@@ -12,7 +12,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.core.nouns import EngineDescription
 from heddle_dask.core.toml_table import read_toml
 from heddle_dask.cost.engine_cost import EngineCost, engine_cost_for
-from heddle_dask.cost.hardware import SETUP_S, Gpu, ModelShape, transfer_s
+from heddle_dask.cost.hardware import MEMORY_SHARE, SETUP_S, Gpu, ModelShape, transfer_s
 from heddle_dask.cost.measured import MeasuredTable, table_names
 from heddle_dask.cost.published import gpu_of, model_of
 from heddle_dask.cost.table_fit import fit_table
@@ -58,6 +58,8 @@ class Cluster:
         One TP degree for all engines, or the degree of each engine.
     slots
         Slots of each engine; 0: `SLOTS_PER_GPU` for each of its GPUs.
+    memory_share
+        Share of each GPU's memory that an engine has.
     tool_cpus
         CPUs of the tool pool; 0: tools take none, and all run at once.
     step_added_s, action_added_s
@@ -77,6 +79,7 @@ class Cluster:
     gpus_per_node: int = 8
     tp: int | tuple[int, ...] = 1
     slots: int = 0
+    memory_share: float = MEMORY_SHARE
     tool_cpus: int = 0
     step_added_s: float = STEP_ADDED_S
     action_added_s: float = ACTION_ADDED_S
@@ -114,6 +117,7 @@ class Cluster:
         if self.pools:
             return self._mixed_fleet(shape, max_context_tokens)
         chip = gpu_of(self.gpu)
+        chip = replace(chip, memory_bytes=chip.memory_bytes * self.memory_share / MEMORY_SHARE)
         degrees = self.tp_degrees
         tables = self._measured(shape, degrees)
         costs = {

@@ -66,6 +66,10 @@ class GpuBudget:
     candidates: tuple[Candidate, ...]
     refused: Mapping[int, str]
 
+    def uniform(self) -> GpuBudget:
+        """Without mixes of TP degrees."""
+        return replace(self, candidates=tuple(one for one in self.candidates if len(set(one.tp_degrees)) == 1))
+
 
 @dataclass(frozen=True, slots=True)
 class PlayedCandidate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.gpu_split import Overlap
 
 if TYPE_CHECKING:
+    from heddle_dask.cli.plan.training import TrainAnswer
     from heddle_dask.sim.clusters import Cluster
     from heddle_dask.sim.plan import GpuBudget, PlayedCandidate
     from heddle_dask.sim.rollout import Arm
@@ -29,10 +31,9 @@ if TYPE_CHECKING:
 @click.option("--gpus", default=None, help="How many; several with commas [default: the cluster's].")
 @click.option(
     "--strategy",
-    default="heddle",
-    show_default=True,
+    default=None,
     callback=strategies_from_here,
-    help="Preset[:part=name,option=value:…].",
+    help="Preset[:part=name,option=value:…] [default: heddle; with --train sticky-forecast].",
 )
 @click.option(
     "--set",
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     "--trajectories",
     type=COUNT,
     default=None,
-    help="[default: 100 for each GPU of the largest budget, in whole groups]",
+    help="[default: 100 for each GPU of the largest budget, in whole groups; with --train some batches]",
 )
 @click.option(
     "--price-per-gpu-hour",
@@ -66,15 +67,20 @@ if TYPE_CHECKING:
     show_default=True,
     help="async: the trainer works while the rollout goes on.",
 )
-@click.option("--batch", type=COUNT, default=None, help="Trajectories of a trainer step [default: all].")
+@click.option(
+    "--batch", type=COUNT, default=None, help="Trajectories of a trainer step [default: all; with --train 64]."
+)
 @click.option("--update-s", type=NOT_NEGATIVE, default=0.0, show_default=True, help="Of a weight update.")
+@click.option("--train", is_flag=True, help="Plan a training: --gpus are those of trainer and engines (docs/plan.md).")
+@click.option("--lora", type=COUNT, default=None, help="With --train, as of `heddle train`.")
+@click.option("--trainer", "trainer_set", multiple=True, help="KEY=VALUE: with --train, as of `heddle train`.")
 @shared_options
 def plan(
     workload: str,
     model: str,
     cluster: str,
     gpus: str | None,
-    strategy: str,
+    strategy: str | None,
     overrides: tuple[str, ...],
     seeds: int,
     trajectories: int | None,
@@ -90,6 +96,9 @@ def plan(
     overlap: Overlap,
     batch: int | None,
     update_s: float,
+    train: bool,
+    lora: int | None,
+    trainer_set: tuple[str, ...],
     scheduler: str | None,
     tables: tuple[str, ...],
     as_json: bool,
@@ -104,14 +113,33 @@ def plan(
     from heddle_dask.sim.plan import jobs_of, played_of, ranked
     from heddle_dask.sim.sweep import SimulatedWorkload
 
-    arm = _one_arm(strategy, overrides)
-    request = SplitRequest.of(trainer_s, total_gpus, overlap, batch, update_s)
+    arm = _one_arm(strategy or ("sticky-forecast" if train else "heddle"), overrides)
+    request = None if train else SplitRequest.of(trainer_s, total_gpus, overlap, batch, update_s)
     described = with_choices(cluster_of(cluster), tp=None, slots=slots, tables=tables)
     given = [described.gpus] if gpus is None else whole_numbers("--gpus", gpus, "8 or 8,16,32")
     numbers = list(dict.fromkeys(given))
+    training = None
+    if train:
+        from heddle_dask.cli.plan.training import TrainRequest
+
+        told: dict[str, object] = {
+            "lora": lora,
+            "trainer_set": trainer_set,
+            "batch": batch,
+            "overlap": overlap,
+            "total_gpus": total_gpus,
+        }
+        training = TrainRequest.of(model, numbers, described, max_context_tokens, told)
+        numbers = training.plan.rollout_gpus(training.plan.fitting())
+        described = replace(described, memory_share=training.plan.engine_memory_share())
+        trajectories = trajectories or training.simulated_trajectories(samples)
+    elif lora or trainer_set:
+        raise BadInput("--lora and --trainer are of --train: give it too")
     count = trajectories or max(samples, 100 * max(numbers) // samples * samples)
     work = SimulatedWorkload(workload, count, samples, max_context_tokens, token_scale, tool_scale)
     budgets = _feasible_budgets(described, numbers, model, work, arm, seed)
+    if training is not None:
+        budgets = [budget.uniform() for budget in budgets]
     each_seed = range(seed, seed + seeds)
     names = [f"{b.gpus} GPUs, {c.engines}" for _ in each_seed for b in budgets for c in b.candidates]
     jobs = jobs_of(budgets, work, arm, each_seed, warm=warm)
@@ -128,8 +156,11 @@ def plan(
         **described.conditions(),
     }
     best = [ranked(mine)[0] for mine in played if mine]
-    answer = None if request is None else split_answer(request, best, count, described.gpus_per_node)
-    _report(conditions, budgets, played, price_per_gpu_hour, answer, as_json=as_json)
+    trained = None if training is None else training.answer(best, work.drawn(seed), trainer_s, update_s)
+    answer = None if trained is None else trained.split
+    if request is not None:
+        answer = split_answer(request, best, count, described.gpus_per_node)
+    _report(conditions, budgets, played, price_per_gpu_hour, answer, trained, as_json=as_json)
 
 
 def _report(
@@ -138,17 +169,24 @@ def _report(
     played: Sequence[Sequence[PlayedCandidate]],
     price_per_gpu_hour: float | None,
     split: SplitAnswer | None,
+    trained: TrainAnswer | None,
     *,
     as_json: bool,
 ) -> None:
     from heddle_dask.cli.plan.tables import plan_json, plan_lines
 
     lines = plan_lines(conditions, budgets, played, price_per_gpu_hour)
-    for line in (*lines, *([] if split is None else split_lines(split))):
+    told = plan_json(conditions, budgets, played, price_per_gpu_hour)
+    if split is not None:
+        lines += split_lines(split)
+        told["split"] = split_json(split)
+    if trained is not None:
+        lines += trained.lines()
+        told["training"] = trained.figures()
+    for line in lines:
         click.echo(line, err=as_json)
     if as_json:
-        told = plan_json(conditions, budgets, played, price_per_gpu_hour)
-        print_json(told if split is None else {**told, "split": split_json(split)})
+        print_json(told)
 
 
 def _say(line: str) -> None:

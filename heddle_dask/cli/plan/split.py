@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.cost.gpu_split import GpuSplit, Overlap, best_split, scaling_law, seconds_between
+from heddle_dask.cost.gpu_split import GpuSplit, Overlap, SecondsOf, best_split, scaling_law, seconds_between
 
 if TYPE_CHECKING:
     from heddle_dask.sim.plan import PlayedCandidate
@@ -23,17 +23,21 @@ class SplitRequest:
 
     Attributes
     ----------
-    trainer
-        Seconds of a trainer step by GPUs, as `scaling_law` reads them.
+    trainer, told
+        Seconds of a trainer step by GPUs, and where they come from.
     batch
         Trajectories of a training batch; 0: as many as are simulated.
+    choices
+        Numbers of GPUs for the trainer; empty: whole nodes, of fewer than four any number.
     """
 
-    trainer: str
+    trainer: SecondsOf
+    told: str
     total_gpus: int
     overlap: Overlap
     batch: int = 0
     update_s: float = 0.0
+    choices: Sequence[int] = ()
 
     @classmethod
     def of(
@@ -45,8 +49,7 @@ class SplitRequest:
         if trainer is None or total_gpus is None:
             lacking = "--trainer-s" if trainer is None else "--total-gpus"
             raise BadInput(f"{lacking} is missing: a split needs --trainer-s 5+960/gpus and --total-gpus 72")
-        scaling_law(trainer)
-        return cls(trainer, total_gpus, overlap, batch or 0, update_s)
+        return cls(scaling_law(trainer), trainer, total_gpus, overlap, batch or 0, update_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +65,7 @@ class SplitAnswer:
 def split_answer(
     request: SplitRequest, best: Sequence[PlayedCandidate], trajectories: int, gpus_per_node: int
 ) -> SplitAnswer:
-    """Try every split: the trainer on whole nodes (of fewer than four: on any number of GPUs), the rollout on the rest.
+    """Try every split: the trainer on each of its choices, the rollout on the rest.
 
     Parameters
     ----------
@@ -75,9 +78,9 @@ def split_answer(
     step = gpus_per_node if total >= _NODES_APART * gpus_per_node else 1
     found, tried = best_split(
         total,
-        scaling_law(request.trainer),
+        request.trainer,
         seconds_between(rollout_s),
-        trainer_choices=range(step, total, step),
+        trainer_choices=request.choices or range(step, total, step),
         rollout_unit=min(max(one.candidate.tp_degrees) for one in best),
         overlap=request.overlap,
         update_s=request.update_s,
@@ -115,7 +118,7 @@ def split_json(answer: SplitAnswer) -> dict[str, Any]:
     return {
         "total_gpus": request.total_gpus,
         "overlap": request.overlap,
-        "trainer_s": request.trainer,
+        "trainer_s": request.told,
         "update_s": request.update_s,
         "rollout_s": {str(gpus): round(seconds, 3) for gpus, seconds in answer.rollout_s.items()},
         "chosen": answer.best.figures(),
