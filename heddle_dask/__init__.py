@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from heddle_dask.live.driver.options import Budget, Engines, Patience, Sampling
     from heddle_dask.live.driver.rollout import Rollout
     from heddle_dask.records.store import RunReader
+    from heddle_dask.records.trajectory_prefix import TrajectoryPrefix
     from heddle_dask.strategies.presets import Strategy
 
 _PLACES = {
@@ -82,6 +83,7 @@ _PLACES = {
     "Task": "heddle_dask.environments.base",
     "Telemetry": "heddle_dask.live.driver.inputs.telemetry",
     "ToolAgent": "heddle_dask.environments.function_tools",
+    "TrajectoryPrefix": "heddle_dask.records.trajectory_prefix",
     "Transcript": "heddle_dask.environments.rewards",
     "VllmOptions": "heddle_dask.engines.vllm_command",
     "http_call": "heddle_dask.apis.http_calls",
@@ -130,6 +132,7 @@ __all__ = [
     "Task",
     "Telemetry",
     "ToolAgent",
+    "TrajectoryPrefix",
     "Transcript",
     "VllmOptions",
     "http_call",

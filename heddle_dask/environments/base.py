@@ -503,7 +503,8 @@ class Environment(Protocol):
     """A source of tasks with an agent program for them.
 
     An environment whose tools call `run_python` or `run_function_tests` has a class attribute ``uses_sandbox = True``:
-    a rollout then checks the sandbox of the tool workers before it starts.
+    a rollout then checks the sandbox of the tool workers before it starts. One whose world does not come to the same
+    state by the same calls has ``can_replay = False``: no attempt goes on from the prefix of another.
     """
 
     @property

@@ -27,6 +27,7 @@ class Attribution(IntEnum):
     """Author of a token. The loss mask selects `POLICY`; the numbers are those in the store.
 
     `SHARED` tokens begin a forked branch: they repeat, masked, what the branch has in common with the one that it left.
+    `PREFIX` tokens were sampled in another attempt, whose beginning this one replays (`records.trajectory_prefix`).
     """
 
     PROMPT = 0
@@ -34,6 +35,7 @@ class Attribution(IntEnum):
     TOOL = 2
     TEMPLATE = 3
     SHARED = 4
+    PREFIX = 5
 
 
 class Segment(NamedTuple):

@@ -37,6 +37,7 @@ Cause = Literal[
     "stale",
     "redundant",
     "no-progress",
+    "prefix",
 ]
 
 TRAJECTORY_FINISHED = "trajectory_finished"

@@ -8,20 +8,23 @@ environment is dropped as a whole, and replaced.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal
 
 from heddle_dask.core.run_description import REDUNDANT, STALE
 from heddle_dask.records.trajectory import TrajectoryRecord
+from heddle_dask.records.trajectory_prefix import PREFIX
 from heddle_dask.training.groups import FinishedGroup, GroupPlan
 
 ENVIRONMENT: Final = "environment"
 """Cause of a dropped group: the environment of a member failed too often."""
 
-DropCause = Literal["stale", "redundant", "environment", "unfinished"]
+DropCause = Literal["stale", "redundant", "environment", "prefix", "unfinished"]
 
 _Phase = Literal["open", "finished", "dropped"]
+_DROPS: Final[Mapping[str, DropCause]] = {STALE: "stale", ENVIRONMENT: "environment", PREFIX: "prefix"}
+"""The end of a member for this cause drops its group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +50,7 @@ class DropGroup:
     Attributes
     ----------
     cause
+        ``"prefix"``: a member could not replay the group's prefix; the task is asked for again, from scratch.
         ``"unfinished"``: the run was interrupted; a resumed one goes on with it.
     tokens
         What its members had sampled.
@@ -68,16 +72,20 @@ class GroupStart:
     ----------
     prefix
         Tells the groups of one stream of a run from those of another.
+    continuation
+        How often the task was asked again because it was skewed (`prefix_sampling`); 0: it is not.
     """
 
     position: int
     repeat: int = 0
     prefix: str = ""
+    continuation: int = 0
 
     @property
     def group_id(self) -> str:
         """Unique in the run; a task that is asked for again has another one."""
-        return f"{self.prefix}g{self.position:06d}" + (f".{self.repeat}" if self.repeat else "")
+        number = f"{self.prefix}g{self.position:06d}" + (f"c{self.continuation}" if self.continuation else "")
+        return f"{number}.{self.repeat}" if self.repeat else number
 
     def again(self) -> GroupStart:
         return replace(self, repeat=self.repeat + 1)
@@ -188,13 +196,12 @@ class GroupLedger:
         decisions: list[LedgerDecision] = []
         if record.status in ("completed", "truncated"):
             self._take_complete(group, record, decisions)
-        elif record.cause in (STALE, REDUNDANT, ENVIRONMENT) or record.status == "aborted":
+        elif record.cause in (STALE, REDUNDANT, ENVIRONMENT, PREFIX) or record.status == "aborted":
             self._waste(group, record.cause, record.generated_tokens + dropped_tokens)
             self._cancelled[record.trajectory_id] = record.cause
             if record.status == "aborted" and record.cause == "user":
                 group.interrupted = True
-            elif record.cause in (STALE, ENVIRONMENT) and group.phase == "open":
-                cause: DropCause = "stale" if record.cause == STALE else "environment"
+            elif (cause := _DROPS.get(record.cause)) is not None and group.phase == "open":
                 self._drop(group, cause, decisions)
         elif group.phase == "open":
             group.records.append(record)  # failed: delivered, but it does not count
@@ -251,7 +258,9 @@ class GroupLedger:
         decisions.extend(CancelMember(name, cause) for name in group.running)
         if cause != "redundant":
             self._started -= 1
-        if cause == "stale":
+        if cause == "prefix":
+            self.repeats.append(group.start.again())
+        elif cause == "stale":
             if group.start.repeat < self._plan.max_repeats:
                 self.repeats.append(group.start.again())
             else:

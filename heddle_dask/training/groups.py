@@ -16,6 +16,7 @@ import numpy.typing as npt
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.run_description import StalenessBound, WeightUpdatePolicy
 from heddle_dask.records.trajectory import TrajectoryRecord
+from heddle_dask.training.prefix_sampling import PrefixRule
 
 LateMembers = Literal["cancel", "keep"]
 
@@ -47,6 +48,8 @@ class GroupPlan:
         The bound on the age of trajectories, which the scheduler keeps; None: there is none.
     weights
         How engines go over to new weights.
+    prefixes
+        When groups go on from a prefix of an earlier attempt; None: never.
 
     Raises
     ------
@@ -62,6 +65,7 @@ class GroupPlan:
     max_running: int | None = None
     staleness: StalenessBound | None = None
     weights: WeightUpdatePolicy = field(default_factory=WeightUpdatePolicy)
+    prefixes: PrefixRule | None = None
 
     def __post_init__(self) -> None:
         least = {"members": 1, "extra_members": 0, "groups_per_batch": 1, "extra_groups": 0, "max_repeats": 0}

@@ -21,6 +21,7 @@ from heddle_dask.live.driver.options import Budget, Sampling
 from heddle_dask.live.driver.programs.branch import Recorded, Services
 from heddle_dask.live.driver.programs.context import LiveContext
 from heddle_dask.live.wire.messages import ActionCall, ActionOutcome, StepCall, StepResult
+from heddle_dask.records.trajectory_prefix import TrajectoryPrefix
 
 NEVER: Any = object()
 """The answer that does not come."""
@@ -104,6 +105,7 @@ def context_on(
     sampling: Sampling | None = None,
     template: ChatTemplate | None = None,
     pools: Pools | None = None,
+    prefix: TrajectoryPrefix | None = None,
 ) -> LiveContext:
     lines = journal if journal is not None else []
     services = Services(
@@ -118,4 +120,4 @@ def context_on(
         retries=retries or RetryPolicy(),
         pools=pools or Pools(),
     )
-    return LiveContext(services, TrajectorySpec(TrajectoryId("t"), GroupId("g")), 7, recorded)
+    return LiveContext(services, TrajectorySpec(TrajectoryId("t"), GroupId("g")), 7, recorded, prefix=prefix)

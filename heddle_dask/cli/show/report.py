@@ -40,6 +40,7 @@ _STYLES = {
     Attribution.TOOL: "yellow",
     Attribution.TEMPLATE: "dim",
     Attribution.SHARED: "dim",
+    Attribution.PREFIX: "magenta",
 }
 _MADE_WITH = ("environment", "model", "strategy", "samples", "seed")
 

@@ -75,6 +75,8 @@ def passages(record: TrajectoryRecord, template: ChatTemplate | None) -> Iterato
             if segment.attribution is Attribution.SHARED:
                 # Its text is that of an earlier branch.
                 yield _passage("shared with an earlier branch", segment, None, {})
+            elif segment.attribution is Attribution.PREFIX:
+                yield _passage("replayed of another attempt", segment, template, {})
             elif segment.attribution is not Attribution.POLICY:
                 yield _passage(segment.attribution.name.lower(), segment, template, {})
             else:

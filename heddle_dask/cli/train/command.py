@@ -89,6 +89,11 @@ def _rollout_options(function: F) -> F:
     show_default=True,
     help="What becomes of the last of these (docs/groups.md).",
 )
+@click.option(
+    "--prefix-sampling",
+    is_flag=True,
+    help="Ask skewed tasks again behind the beginning of an earlier attempt (docs/groups.md).",
+)
 @click.option("--lr", type=POSITIVE, default=1e-5, show_default=True, help="Learning rate.")
 @click.option("--lora", type=COUNT, default=None, help="Rank: train an adapter [default: all weights].")
 @click.option(

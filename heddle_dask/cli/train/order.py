@@ -20,6 +20,7 @@ from heddle_dask.live.driver.options import Budget, Sampling
 from heddle_dask.live.training.trackers import check_tracker
 from heddle_dask.training.groups import GroupPlan
 from heddle_dask.training.plan import TrainingPlan, plan_of_mode
+from heddle_dask.training.prefix_sampling import PrefixRule
 from heddle_dask.training.run_directory import DirectoryMode, TrainingDirectory
 from heddle_dask.training.sample_buffer import BatchRule
 from heddle_dask.training.trainable_sampling import check_trainable_sampling
@@ -166,6 +167,7 @@ def _groups(options: Mapping[str, Any], plan: TrainingPlan) -> tuple[GroupPlan, 
         options["late"],
         staleness=bound,
         weights=WeightUpdatePolicy(order=options["update_order"], keep_kv=options["keep_kv"]),
+        prefixes=PrefixRule() if options["prefix_sampling"] else None,
     )
     return plan_of_groups, rule
 

@@ -37,9 +37,11 @@ from heddle_dask.live.driver.inputs.pools import Pools
 from heddle_dask.live.driver.inputs.rollout_inputs import (
     ChatModel,
     Output,
+    Prefixes,
     Tasks,
     environment_of,
     given_or_default,
+    prefixes_of,
     strategy_of,
     tasks_of,
 )
@@ -192,7 +194,7 @@ class Rollout:
         self._moves: Mapping[str, Mapping[str, float]] = {}
         self._task_list: Mapping[str, Any] = {}
 
-    def run(self, tasks: Tasks) -> Any:
+    def run(self, tasks: Tasks, *, prefixes: Prefixes | None = None) -> Any:
         """Roll out `samples` attempts of each task and return a `Batch`.
 
         With `out`, the trajectories of the batch are read from the store when they are asked for.
@@ -201,6 +203,9 @@ class Rollout:
         ----------
         tasks
             How many tasks to draw from the environment, or the tasks themselves; a string is a prompt.
+        prefixes
+            By task id, what its attempts go on from: the first steps of an earlier attempt. They are replayed and
+            masked; an attempt in which they differ fails with the cause ``"prefix"``.
 
         Raises
         ------
@@ -210,13 +215,13 @@ class Rollout:
         ControlPlaneFailed
             A bug: the scheduler plugin raised.
         """
-        return self._sync(self._run, tasks)
+        return self._sync(self._run, tasks, prefixes)
 
-    def stream(self, tasks: Tasks) -> Any:
+    def stream(self, tasks: Tasks, *, prefixes: Prefixes | None = None) -> Any:
         """Yield each trajectory as it finishes; an async iterator with an asynchronous client."""
         if self.client.asynchronous:
-            return self._stream(tasks)
-        return stream_sync(self._sync, self._stream(tasks))
+            return self._stream(tasks, prefixes)
+        return stream_sync(self._sync, self._stream(tasks, prefixes))
 
     def stream_groups(
         self,
@@ -332,23 +337,27 @@ class Rollout:
             await self._driver.ended.wait()
         await self._close()
 
-    async def _run(self, tasks: Tasks) -> Batch:
+    async def _run(self, tasks: Tasks, prefixes: Prefixes | None = None) -> Batch:
         tally, began_s = BatchTally(), 0.0
-        async for record in self._stream(tasks):
+        async for record in self._stream(tasks, prefixes):
             assert self._driver is not None
             tally.add(record, is_stored=self._driver.stores(record))
             began_s = self._batch_began_s
         out = None if self._output is None else str(self._output.path)
         return tally.batch(out, self._batch_rows, began_s, self._moves)
 
-    async def _stream(self, tasks: Tasks) -> AsyncIterator[TrajectoryRecord]:
+    async def _stream(self, tasks: Tasks, prefixes: Prefixes | None = None) -> AsyncIterator[TrajectoryRecord]:
         chosen = tasks_of(tasks, self.environment, self.seed)
         check_domains(self._strategy.build(seed=self.seed), domains_of(self.environment, chosen))
-        self._task_list = task_list(chosen)
+        behind = prefixes_of(prefixes, self.environment, chosen)
+        self._task_list = task_list(chosen, behind)
 
         async def begin(session: OpenSession, files: RunFiles) -> FeedOf:
             prefix = batch_prefix(self._next_batch(files))
-            drawn = attempts_of(self.environment, chosen, self.samples, self.seed, prefix)
+            drawn = [
+                attempt.behind(behind.get(attempt.task.task_id))
+                for attempt in attempts_of(self.environment, chosen, self.samples, self.seed, prefix)
+            ]
             attempts = files.unfinished(drawn)
             self._shown.expect(len(attempts))
             await session.channel.unless_failed(self._engines.provide(self.tp_degrees, attempts))
@@ -368,7 +377,7 @@ class Rollout:
             await session.channel.unless_failed(self._engines.provide(self.tp_degrees, first))
 
             def connected(driver: Driver) -> AttemptFeed:
-                feed.connect(GroupPort(self.client, session, driver), files, prefix, on_finished)
+                feed.connect(GroupPort(self.client, session, driver, self._on_progress), files, prefix, on_finished)
                 return feed
 
             return connected

@@ -138,7 +138,7 @@ def _own_messages(
     begun: int | None = None  # where a reply begins that the program has begun
     for author, first, stop in _pieces(branch, steps, begin):
         is_scaffold = author in (Attribution.TEMPLATE, Attribution.SHARED)
-        if begun is not None and author is not Attribution.POLICY:
+        if begun is not None and author not in (Attribution.POLICY, Attribution.PREFIX):
             yield ToldMessage("assistant", decode(ids[begun:first].tolist()), start, begun, first, first)
             start, begun = first, None
         if is_scaffold:
@@ -148,6 +148,11 @@ def _own_messages(
             content = first if begun is None else begun
             text = decode(ids[content:stop].tolist())
             yield ToldMessage("assistant", text, start, content, stop, first, steps.get(first))
+            start, begun = stop, None
+        elif author is Attribution.PREFIX:
+            # It was sampled in another attempt: here nothing of it was.
+            content = first if begun is None else begun
+            yield ToldMessage("assistant", decode(ids[content:stop].tolist()), start, content, stop, stop)
             start, begun = stop, None
         elif author is Attribution.PROMPT and role == "assistant":
             begun = first

@@ -22,7 +22,7 @@ Decode = Callable[[Sequence[int]], str]
 MOST_CHARACTERS = 20_000
 """Of one text; the rest is cut."""
 
-_ROLES = {Attribution.PROMPT: "user", Attribution.TOOL: "tool", Attribution.POLICY: "assistant"}
+_ROLES = {Attribution.PROMPT: "user", Attribution.TOOL: "tool", Attribution.PREFIX: "assistant"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ def _texts(record: TokenRecord, since: int, step: StepRecord, decode: Decode) ->
     given = [
         {"role": _ROLES[part.attribution], "parts": [{"type": "text", "content": text}]}
         for part in record.segments()
-        if part.attribution in (Attribution.PROMPT, Attribution.TOOL)
+        if part.attribution in _ROLES
         and since <= part.start < step.token_start
         and (text := decode(part.token_ids.tolist())[:MOST_CHARACTERS])
     ]

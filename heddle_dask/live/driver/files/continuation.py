@@ -17,6 +17,7 @@ from heddle_dask.environments.base import Task
 from heddle_dask.environments.input_identity import payloads_digest, prompts_digest, root_digest
 from heddle_dask.environments.task_sources import TaskSource
 from heddle_dask.live.driver.options import Sampling
+from heddle_dask.records.trajectory_prefix import TrajectoryPrefix
 
 _COMPARED = ("environment", "model", "tokenizer", "engine", "sampling", "chat_template_kwargs", "logprobs")
 # A program that runs again with other limits, or in another version, would ask for other steps than the journal holds;
@@ -28,10 +29,11 @@ _CONTENTS = ("weights", "rewards", "services", "service_models", "task_list")
 ACCEPT = "--accept-changes, or Output(accept_changes=True)"
 
 
-def task_list(tasks: Sequence[Task]) -> dict[str, Any]:
-    """What tells the tasks of one batch from those of another: their number, a digest of ids and prompts, and one of
-    what else their environment knows of them, such as hidden tests."""
-    return {"count": len(tasks), "digest": prompts_digest(tasks), "payload": payloads_digest(tasks)}
+def task_list(tasks: Sequence[Task], prefixes: Mapping[str, TrajectoryPrefix] | None = None) -> dict[str, Any]:
+    """What tells the tasks of one batch from those of another: their number, a digest of ids and prompts, one of what
+    else their environment knows of them, such as hidden tests, and what their attempts go on from."""
+    facts = {"count": len(tasks), "digest": prompts_digest(tasks), "payload": payloads_digest(tasks)}
+    return facts | {"prefixes": {name: prefix.facts for name, prefix in prefixes.items()}} if prefixes else facts
 
 
 def source_list(source: TaskSource) -> dict[str, Any]:
@@ -162,7 +164,7 @@ def _changed_tasks(out: Path, batches: Sequence[Mapping[str, Any]], now: Mapping
     Batches that are appended may have other tasks; a batch that is resumed has the same.
     """
     lists = [batch["task_list"] for batch in batches if batch.get("task_list")]
-    if resumes and lists and any(lists[0].get(name) != now.get(name) for name in ("source", "count", "digest")):
+    if resumes and lists and any(lists[0].get(name) != now.get(name) for name in _TOLD_APART):
         raise BadInput(f"{out} was made with {_differing(lists[0], now)}: it can only be resumed with the same")
     known = [each for each in lists if "payload" in each and each.get("digest") == now.get("digest")]
     if known and known[0]["payload"] != now.get("payload"):
@@ -170,11 +172,16 @@ def _changed_tasks(out: Path, batches: Sequence[Mapping[str, Any]], now: Mapping
     return []
 
 
+_TOLD_APART = ("source", "count", "digest", "prefixes")
+
+
 def _differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     if "source" in was or "source" in now:
         return f"tasks from {_told(was)}, not {_told(now)}"
     if was.get("count") != now["count"]:
         return f"{was.get('count')} tasks, not {now['count']}"
+    if was.get("digest") == now.get("digest"):
+        return "other prefixes of the same tasks"
     return f"{was['count']} other tasks than these {now['count']}"
 
 

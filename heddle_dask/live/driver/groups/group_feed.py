@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from distributed import Client
@@ -18,6 +18,7 @@ from heddle_dask.core.events import GroupEnded, TrajectoryRedundant
 from heddle_dask.core.ids import FIRST_RUN, GroupId, TrajectoryId
 from heddle_dask.core.run_description import REDUNDANT
 from heddle_dask.environments.rewards import group_reward_hook
+from heddle_dask.environments.splits import prompt_key
 from heddle_dask.environments.task_sources import SourcedTask, TaskSource
 from heddle_dask.live.driver.files.run_files import RunFiles
 from heddle_dask.live.driver.programs.attempts import Attempt, group_attempts
@@ -27,6 +28,7 @@ from heddle_dask.live.driver.session.open_session import OpenSession
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.transport import send
 from heddle_dask.records.trajectory import Cause
+from heddle_dask.records.trajectory_prefix import PREFIX, TrajectoryPrefix
 from heddle_dask.training.group_ledger import (
     CancelMember,
     DeliverGroup,
@@ -36,6 +38,7 @@ from heddle_dask.training.group_ledger import (
     LedgerDecision,
 )
 from heddle_dask.training.groups import FinishedGroup, GroupPlan
+from heddle_dask.training.prefix_sampling import PrefixSampler
 
 _MOST_QUARANTINED_IN_A_ROW = 1000
 
@@ -47,6 +50,7 @@ class GroupPort:
     client: Client
     open_session: OpenSession
     driver: Driver
+    note: Callable[[str], None] = lambda line: None  # takes a line for the user
 
     @property
     def slots(self) -> int:
@@ -91,6 +95,9 @@ class GroupFeed:
         self._quarantined: set[str] = set()
         self._delivered: FinishedGroup | None = None
         self._counting: dict[str, bool] = {}
+        self._sampler = None if plan.prefixes is None else PrefixSampler(plan.prefixes)
+        self._starts: dict[str, GroupStart] = {}  # of groups that run
+        self._skewed: deque[GroupStart] = deque()  # groups whose tasks are to be asked again, behind a prefix
         self._on_finished: Callable[[], None] = lambda: None
         # `on_begun`, `on_dropped`: take the id of a group that begins, and of one that will not be delivered.
         self.on_begun: Callable[[str], None] = lambda group_id: None
@@ -134,6 +141,7 @@ class GroupFeed:
         """
         self._port, self._files, self._prefix, self._on_finished = port, files, prefix, on_finished
         opened: dict[str, GroupStart] = {}
+        behind: dict[str, Mapping[str, Any] | None] = {}
         ever_opened: set[str] = set()
         counted = 0
         for kind, body, _ in files.group_lines():
@@ -143,8 +151,9 @@ class GroupFeed:
             elif not body["group_id"].startswith(f"{prefix}g"):
                 continue
             elif kind == "group-opened":
-                start = GroupStart(body["position"], body["repeat"], prefix)
+                start = GroupStart(body["position"], body["repeat"], prefix, body.get("continuation", 0))
                 opened[start.group_id] = start
+                behind[start.group_id] = body.get(PREFIX)
                 ever_opened.add(start.group_id)
                 self._position = max(self._position, start.position + 1)
             elif kind == "groups-evicted":
@@ -153,22 +162,32 @@ class GroupFeed:
                 opened.pop(body["group_id"].removesuffix("+late"), None)
                 counted += body["counts"]
                 if body.get("repeated"):
-                    self.ledger.repeats.append(GroupStart(body["position"], body["repeated"], prefix))
+                    again = GroupStart(body["position"], body["repeated"], prefix, body.get("continuation", 0))
+                    self.ledger.repeats.append(again)
         self.ledger.repeats = [each for each in self.ledger.repeats if each.group_id not in ever_opened]
         if self._given_counted is None:
             self.ledger.evicted(-counted)
         if self._evicted_before:
             self._tell_evicted(self._evicted_before)
         for start in opened.values():
-            self._resume(start)
+            self._resume(start, behind[start.group_id])
+        for environment in self._source.environments:
+            if self._sampler is not None and not getattr(environment, "can_replay", True):
+                self._refuse_prefixes(environment.name, "it says that it cannot be replayed")
 
-    def _resume(self, start: GroupStart) -> None:
+    def _resume(self, start: GroupStart, behind: Mapping[str, Any] | None) -> None:
         """Go on with a group: members that are stored count as ended, the others run from their journalled steps."""
         sourced = self._source.task(start.position)
         if sourced is None:
             raise BadInput(f"the source of tasks ends before position {start.position}, which the run has begun")
         assert self._files is not None
-        attempts = self._attempts(start, sourced)
+        prefix = None
+        if behind is not None:
+            source = self._files.stored_records({behind["source"]})
+            if not source:
+                raise BadInput(f"the run lacks {behind['source']}, from which group {start.group_id} goes on")
+            prefix = TrajectoryPrefix.of(source[0], behind["steps"])
+        attempts = self._attempts(start, sourced, prefix)
         left = self._files.unfinished(attempts)
         self._resumed += left
         self._running += len(left)
@@ -179,7 +198,7 @@ class GroupFeed:
 
     @property
     def is_exhausted(self) -> bool:
-        return self._has_ended and not self.ledger.repeats and not self._resumed
+        return self._has_ended and not (self.ledger.repeats or self._skewed or self._resumed)
 
     def pull(self) -> Sequence[Attempt]:
         """Whole groups, at most one of which waits for admission."""
@@ -190,14 +209,17 @@ class GroupFeed:
                 break
             sourced = self._source.task(start.position)
             assert sourced is not None
+            prefix = self._prefix_of(sourced)
             self._journal(
                 "group-opened",
                 start.group_id,
                 position=start.position,
                 repeat=start.repeat,
                 task_id=sourced.task.task_id,
+                **({"continuation": start.continuation} if start.continuation else {}),
+                **({PREFIX: prefix.facts} if prefix is not None else {}),
             )
-            begun = self._attempts(start, sourced)
+            begun = self._attempts(start, sourced, prefix)
             self._running += len(begun)
             self.mix_sampled[sourced.environment.name] += 1
             attempts = [*attempts, *begun]
@@ -219,6 +241,8 @@ class GroupFeed:
         assert self._port is not None
         if self.ledger.repeats:
             return self.ledger.repeats.pop(0)
+        if (start := self._next_skewed()) is not None:
+            return start
         for _ in range(_MOST_QUARANTINED_IN_A_ROW):
             sourced = None if self._has_ended else self._source.task(self._position)
             if sourced is None:
@@ -231,8 +255,35 @@ class GroupFeed:
             f"the last {_MOST_QUARANTINED_IN_A_ROW} tasks are quarantined since their environments failed: see the log"
         )
 
-    def _attempts(self, start: GroupStart, sourced: SourcedTask) -> Sequence[Attempt]:
-        attempts = group_attempts(sourced.environment, sourced.task, start.group_id, self._plan.attempts, self._seed)
+    def _next_skewed(self) -> GroupStart | None:
+        """The task that is asked again because its pass rate is far from one half, if it still has a prefix."""
+        while self._skewed:
+            start = self._skewed.popleft()
+            sourced = self._source.task(start.position)
+            if sourced is not None and self._prefix_of(sourced) is not None:
+                return replace(start, repeat=0, continuation=start.continuation + 1)
+        return None
+
+    def _prefix_of(self, sourced: SourcedTask) -> TrajectoryPrefix | None:
+        if self._sampler is None:
+            return None
+        return self._sampler.prefix_for(sourced.environment.name, prompt_key(sourced.environment.name, sourced.task))
+
+    def _refuse_prefixes(self, environment: str, why: str) -> None:
+        assert self._sampler is not None and self._port is not None
+        if self._sampler.refuse(environment):
+            self._port.note(f"prefix sampling: groups of {environment} begin from scratch: {why}")
+
+    def _attempts(
+        self, start: GroupStart, sourced: SourcedTask, prefix: TrajectoryPrefix | None = None
+    ) -> Sequence[Attempt]:
+        attempts = [
+            attempt.behind(prefix)
+            for attempt in group_attempts(
+                *(sourced.environment, sourced.task, start.group_id, self._plan.attempts, self._seed)
+            )
+        ]
+        self._starts[start.group_id] = start
         names = [attempt.name for attempt in attempts]
         self.ledger.start(start, sourced.task.task_id, sourced.environment.name, names)
         self.on_begun(start.group_id)
@@ -242,6 +293,8 @@ class GroupFeed:
         self._running -= 1
         self.generated_tokens += ended.lost_tokens + ended.dropped_tokens + ended.record.generated_tokens
         self._journal_quarantined()
+        if ended.record.cause == PREFIX:
+            self._refuse_prefixes(ended.record.environment, ended.record.detail)
         self._carry_out(self.ledger.ended(ended.record, ended.lost_tokens, ended.dropped_tokens))
 
     def discarded(self, name: str, tokens: int) -> None:
@@ -266,16 +319,19 @@ class GroupFeed:
                 case DeliverGroup(group, counts):
                     self._deliver(group, counts)
                 case DropGroup(group_id, cause, _):
+                    self._starts.pop(group_id, None)
                     self._report_ended(group_id, 0)
                     self.on_dropped(group_id)
                     if cause != "unfinished":
                         again = self._repeat_of(group_id)
                         extra = {} if again is None else {"position": again.position, "repeated": again.repeat}
+                        if again is not None and again.continuation:
+                            extra["continuation"] = again.continuation
                         self._journal("group-closed", group_id, counts=0, cause=cause, **extra)
 
     def _repeat_of(self, group_id: str) -> GroupStart | None:
         for start in self.ledger.repeats:
-            if GroupStart(start.position, start.repeat - 1, start.prefix).group_id == group_id:
+            if replace(start, repeat=start.repeat - 1).group_id == group_id:
                 return start
         return None
 
@@ -286,6 +342,9 @@ class GroupFeed:
             self.mix_consumed[group.environment] += 1
         self._counting[group.group_id] = counts
         self.finished.append(group)
+        start = self._starts.pop(group.group_id, None)  # none of late members
+        if self._sampler is not None and self._sampler.observe(group.records) and start is not None:
+            self._skewed.append(start)
         self._on_finished()
 
     def _report_ended(self, group_id: str, accepted: int) -> None:
@@ -331,4 +390,9 @@ class GroupFeed:
 
 
 # A dropped group's cause is that of its members' records.
-_CAUSES: Mapping[str, Cause] = {"stale": "stale", "redundant": "redundant", "environment": "environment"}
+_CAUSES: Mapping[str, Cause] = {
+    "stale": "stale",
+    "redundant": "redundant",
+    "environment": "environment",
+    "prefix": "prefix",
+}

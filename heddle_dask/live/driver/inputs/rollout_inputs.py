@@ -15,12 +15,16 @@ from heddle_dask.engines.defaults import TINY_AGENT, shipped_model
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.function_tools import ToolAgent
 from heddle_dask.environments.functions import as_environment
+from heddle_dask.environments.mix import part_of
+from heddle_dask.environments.splits import prompt_key
 from heddle_dask.live.driver.inputs.meant_arguments import meant, shown
 from heddle_dask.live.driver.inputs.telemetry import Telemetry
 from heddle_dask.live.driver.settings import configured_strategy
+from heddle_dask.records.trajectory_prefix import TrajectoryPrefix
 from heddle_dask.strategies.presets import Strategy
 
 Tasks = int | Sequence[Task | str]
+Prefixes = Mapping[str, TrajectoryPrefix]
 Value = TypeVar("Value")
 
 WriteMode = Literal["create", "append", "overwrite", "resume"]
@@ -216,6 +220,27 @@ def tasks_of(tasks: Tasks, environment: Environment, seed: int) -> list[Task]:
             raise BadInput(f"two tasks have the id '{task.task_id}': give each its own")
         seen.add(task.task_id)
     return chosen
+
+
+def prefixes_of(prefixes: Prefixes | None, environment: Environment, tasks: Sequence[Task]) -> Prefixes:
+    """The prefixes that were given, by task id.
+
+    Raises
+    ------
+    BadInput
+        One is of no task, is of an attempt at another one, or the environment says that it cannot be replayed.
+    """
+    named = {task.task_id: task for task in tasks}
+    for task_id, prefix in (prefixes or {}).items():
+        task = named.get(task_id)
+        if task is None or not isinstance(prefix, TrajectoryPrefix):
+            raise BadInput(f"prefixes: {task_id!r}: use a task id of this run, and TrajectoryPrefix.of(record, steps)")
+        part = part_of(environment, task)
+        if not getattr(part, "can_replay", True):
+            raise BadInput(f"prefixes: {task_id!r}: the environment {part.name!r} says that it cannot be replayed")
+        if prefix.prompt_key != prompt_key(part.name, task):
+            raise BadInput(f"prefixes: {task_id!r}: {prefix.source} attempted another task, or in another environment")
+    return dict(prefixes or {})
 
 
 def _drawn(count: int, environment: Environment, seed: int) -> list[Task]:

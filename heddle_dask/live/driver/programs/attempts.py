@@ -13,6 +13,7 @@ from heddle_dask.environments.mix import part_of, parts_of
 from heddle_dask.environments.splits import prompt_key
 from heddle_dask.live.driver.programs.branch import Branch, BranchTree, Recorded
 from heddle_dask.live.wire.driver_messages import SubmittedTrajectory
+from heddle_dask.records.trajectory_prefix import TrajectoryPrefix
 
 # An estimate: the length of a rendered prompt is known when its first step is requested.
 CHARACTERS_PER_TOKEN = 4
@@ -30,11 +31,13 @@ class Attempt:
     name: str  # id of the trajectory in journal and store, whatever happens to its environment
     recorded: Recorded | None = None
     failures: int = 0  # how often its environment has failed, or its agent was interrupted
+    prefix: TrajectoryPrefix | None = None  # what it replays first, in each environment
 
     def in_fresh_environment(self) -> Attempt:
         """The same trajectory after one more failure of its environment: nothing of what it did counts."""
         failures = self.failures + 1
-        spec = replace(self.spec, trajectory_id=TrajectoryId(f"{self.name}~{failures}"), resumed_tokens=0)
+        trajectory_id = TrajectoryId(f"{self.name}~{failures}")
+        spec = replace(self.spec, trajectory_id=trajectory_id, resumed_tokens=self._prefix_tokens)
         return replace(self, spec=spec, failures=failures)
 
     def continued(self, recorded: Recorded) -> Attempt:
@@ -43,7 +46,18 @@ class Attempt:
         for _ in range(recorded.fresh_environments):
             attempt = attempt.in_fresh_environment()
         mine = recorded.branch(attempt.path)
-        return replace(attempt, spec=replace(attempt.spec, resumed_tokens=mine.generated_tokens))
+        resumed_tokens = self._prefix_tokens + mine.generated_tokens
+        return replace(attempt, spec=replace(attempt.spec, resumed_tokens=resumed_tokens))
+
+    def behind(self, prefix: TrajectoryPrefix | None) -> Attempt:
+        """The same attempt, which goes on behind a prefix."""
+        if prefix is None:
+            return self
+        return replace(self, prefix=prefix, spec=replace(self.spec, resumed_tokens=prefix.sampled_tokens))
+
+    @property
+    def _prefix_tokens(self) -> int:
+        return 0 if self.prefix is None else self.prefix.sampled_tokens
 
     @property
     def begun_again(self) -> int:
@@ -71,7 +85,7 @@ class Attempt:
         task, done = self.task, self.replayed
         return SubmittedTrajectory(
             self.spec,
-            known_tokens=max(task.known_tokens - done.generated_tokens, 0),
+            known_tokens=max(task.known_tokens - done.generated_tokens - self._prefix_tokens, 0),
             known_tools_s=max(task.known_tools_s - done.tools_s, 0),
             known_observed_tokens=max(task.known_observed_tokens - done.observed_tokens, 0),
         )

@@ -33,6 +33,7 @@ from heddle_dask.live.driver.programs.action_calls import ActionCalls
 from heddle_dask.live.driver.programs.branch import Branch, BranchPort, Recorded, Services, fork_seed
 from heddle_dask.live.driver.programs.gateway import LiveGateway
 from heddle_dask.live.driver.programs.pending_input import PendingInput
+from heddle_dask.live.driver.programs.prefix_replay import PrefixReplay
 from heddle_dask.live.driver.programs.resting import Resting, StepEnds
 from heddle_dask.live.driver.programs.sandbox_calls import LiveSandbox
 from heddle_dask.live.driver.programs.service_calls import service_call
@@ -51,6 +52,7 @@ from heddle_dask.live.wire.messages import StepResult
 from heddle_dask.records.journal_lines import GATEWAY_OPENED
 from heddle_dask.records.token_record import TokenRecord
 from heddle_dask.records.trajectory import ActionRecord, StepRecord
+from heddle_dask.records.trajectory_prefix import TrajectoryPrefix
 from heddle_dask.sandbox.stateful.contract import SandboxSpec
 
 NO_TOOLS_SHOWN = (
@@ -67,10 +69,13 @@ class LiveContext(Context):
         seed: int,
         recorded: Recorded | None = None,
         branch: Branch | None = None,
+        prefix: TrajectoryPrefix | None = None,
     ) -> None:
         self._services = services
         self._spec = spec
         self._seed = seed
+        self.prefix = prefix
+        self._replay = PrefixReplay(prefix)
         self._port = BranchPort(services, spec, recorded, branch)
         self._branch = self._port.branch
         self._answers = StepAnswers(self._port, seed)
@@ -97,7 +102,8 @@ class LiveContext(Context):
 
     @property
     def seed(self) -> int:
-        return self._seed
+        # The environment begins as in the attempt that is replayed; sampling has the seed of this one.
+        return self._seed if self.prefix is None else self.prefix.seed
 
     @property
     def max_context_tokens(self) -> int:
@@ -124,6 +130,7 @@ class LiveContext(Context):
         return self._branch.tree.metadata
 
     def fork(self, *, after_step: int | None = None) -> LiveContext:
+        self._replay.refuse_before_end("it forks before the end of its prefix")
         at = self._resting("fork()", after_step)
         number = len(self._forks) + 1
         branch = self._branch.forked(number, at.steps)
@@ -157,6 +164,7 @@ class LiveContext(Context):
         self._port.check_goes_on("gateway()")
         if not self._branch.is_first:
             raise BadInput("gateway(): open it on the context that the program was given, not on a fork")
+        self._replay.refuse_before_end("its agent asks through a gateway")
         orders = self._services.gateways
         if orders is None:
             raise BadInput("gateway(): this context belongs to no cluster, and only tool workers have gateways")
@@ -247,6 +255,8 @@ class LiveContext(Context):
             self._told_done = True
             raise BudgetExhausted(self._why_exhausted())
         self._render()
+        if (recorded := self._replay.next_reply(self.record, options.n)) is not None:
+            return self._recorded_reply(recorded)
         sampling = options.completed(
             self._services.sampling,
             self._services.budget,
@@ -375,7 +385,20 @@ class LiveContext(Context):
         last = step.last
         self._given_up = 0
         self.steps.append(step.as_record(len(self.record), self._services.clock()))
-        ids = self.record.token_ids[step.start :]
+        return replace(
+            self._reply(step.index, step.start, last.generated.finish_reason),
+            engine_s=step.engine_s,
+            read=ReadReply.of_message(json.loads(last.read)) if last.read else None,
+            cached_tokens=step.cached_tokens,
+        )
+
+    def _recorded_reply(self, step: StepRecord) -> Reply:
+        """A step of the prefix: no engine is asked, nothing is journalled, and it is no step of this trajectory."""
+        return self._reply(step.step_index, step.token_start, step.finish_reason)
+
+    def _reply(self, index: int, start: int, finish_reason: str) -> Reply:
+        """The reply that the record ends with; the context rests behind it."""
+        ids = self.record.token_ids[start:]
         self._seen = len(self.record)
         text = self._input.template.decode(ids.tolist())
         self._input.replied(text, int(ids[-1]) if len(ids) else None)
@@ -383,14 +406,11 @@ class LiveContext(Context):
         return Reply(
             text=text,
             token_ids=tuple(ids.tolist()),
-            logprobs=tuple(self.record.logprobs[step.start :].tolist()),
-            finish_reason="stop" if last.generated.finish_reason == "stop" else "length",
-            engine_s=step.engine_s,
-            thinking_opened=self._thinking_opened(step.start),
-            read=ReadReply.of_message(json.loads(last.read)) if last.read else None,
-            step_index=step.index,
-            cached_tokens=step.cached_tokens,
-            policy_version=int(self.record.policy_version[step.start]) if len(ids) else -1,
+            logprobs=tuple(self.record.logprobs[start:].tolist()),
+            finish_reason="stop" if finish_reason == "stop" else "length",
+            thinking_opened=self._thinking_opened(start),
+            step_index=index,
+            policy_version=int(self.record.policy_version[start]) if len(ids) else -1,
             context=self,
         )
 
@@ -418,7 +438,7 @@ class LiveContext(Context):
     @property
     def _next_step(self) -> int:
         """Number of the next step: of all steps that led here, those before a fork included."""
-        return self._branch.steps + len(self.steps)
+        return self._branch.steps + self._replay.steps + len(self.steps)
 
     def _check_rests(self, what: str) -> None:
         self._port.check_goes_on(what)
@@ -445,6 +465,15 @@ class LiveContext(Context):
         """The run is ending: steps that are cancelled from now on are not the program's doing."""
         self._branch.tree.interrupted = True
 
+    def check_prefix(self) -> None:
+        """The program has returned: it must have replayed its prefix.
+
+        Raises
+        ------
+        PrefixDiverged
+        """
+        self._replay.check_ended()
+
     def end(self) -> None:
         """The program has ended: what it has left running is cancelled."""
         if self._gateway is not None:
@@ -461,7 +490,7 @@ class LiveContext(Context):
         """The texts of its steps, and the whole of it decoded."""
         decode, record = self._input.template.decode, self.finished_record
         ids = record.token_ids
-        spans = [(step.token_start, step.token_stop) for step in self.steps]
+        spans = self._replay.spans + [(step.token_start, step.token_stop) for step in self.steps]
         replies = tuple(decode(ids[start:stop].tolist()) for start, stop in spans)
         return replies, decode(ids.tolist())
 

@@ -15,6 +15,7 @@ from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.environments.base import NO_PROGRESS, OUT_OF_TIME, ActionFailed, EnvironmentFailed, Reward
 from heddle_dask.live.driver.programs.action_calls import SandboxDiffers
 from heddle_dask.live.driver.programs.branch import ReplayDiverged
+from heddle_dask.live.driver.programs.prefix_replay import PrefixDiverged
 from heddle_dask.live.driver.programs.steps import BudgetExhausted, StepLost
 from heddle_dask.records.trajectory import Cause, Status
 
@@ -74,6 +75,8 @@ def ending_of(error: BaseException, *, lost_tools: bool) -> Ending:
             return Ending("failed", "action", f"{story}\n{error.detail}".rstrip())
         case SandboxDiffers():
             return Ending("failed", "sandbox", said)
+        case PrefixDiverged():
+            return Ending("failed", "prefix", said)
         case asyncio.CancelledError():
             return Ending("aborted", "user", "interrupted")
         case ReplayDiverged():

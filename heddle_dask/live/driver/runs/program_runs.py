@@ -34,6 +34,7 @@ from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.transport import send
 from heddle_dask.records.causes import message_of
 from heddle_dask.records.trajectory import ActionRecord, Cause, TrajectoryRecord
+from heddle_dask.records.trajectory_prefix import PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,9 @@ class ProgramRuns:
 
     async def _run_once(self, attempt: Attempt) -> tuple[TrajectoryRecord, int, bool]:
         """The record, the tokens sampled in all branches and steps, and whether a reward was asked for."""
-        context = LiveContext(self._services, attempt.spec, attempt.seed, attempt.replayed, attempt.branch())
+        context = LiveContext(
+            *(self._services, attempt.spec, attempt.seed, attempt.replayed, attempt.branch(), attempt.prefix)
+        )
         if self._services.tools:
             context.set_template(tools=self._services.tools)
         ending, started_s = await self._run_program(attempt, context)
@@ -169,6 +172,7 @@ class ProgramRuns:
             self._contexts[attempt.name] = context
             async with asyncio.timeout(self._services.budget.max_trajectory_s) as limit:
                 returned = await attempt.environment.solve(attempt.task, context)
+            context.check_prefix()
             reward = Reward.of(returned)
             reward = replace(reward, metadata={**stored_metadata(context.metadata), **reward.metadata})
             ending = ending_of_return(reward, was_stopped=context.was_stopped)
@@ -255,6 +259,8 @@ class ProgramRuns:
         own = len(branches[0].actions)
         last_step = len(branches[0].steps) - 1
         metadata: dict[str, Any] = dict(ending.reward.metadata)
+        if attempt.prefix is not None:
+            metadata[PREFIX] = attempt.prefix.facts
         if attempt.failures > attempt.begun_again:
             metadata["environment_failures"] = attempt.failures - attempt.begun_again
         if attempt.begun_again:
