@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from benchmarks.code_digest import DECIDING, code_digest
-from benchmarks.runner import Runner, runner_of
+from benchmarks.runner import KeptRows, Runner, runner_of
 from benchmarks.tables import ExperimentRow, chosen, experiment_tables, print_measured
 
 _STUDIES = ("actions", "opponents", "rollart")
@@ -65,10 +65,13 @@ class Experiments:
     ----------
     groups
         Names that stand for several.
+    folders
+        Of the package, on which the rows depend.
     """
 
     by_name: Mapping[str, Experiment]
     groups: Mapping[str, Collection[str]] = field(default_factory=dict)
+    folders: tuple[str, ...] = DECIDING
 
     def chosen(self, text: str) -> list[str]:
         """The experiments that ``--experiment`` names, in their own order.
@@ -90,6 +93,7 @@ class Experiments:
         as_json: bool,
         scheduler: str | None = None,
         model: Callable[[], str] = str,
+        kept: bool = False,
     ) -> None:
         """The body of a command: list the experiments, or run those that are named and print their tables.
 
@@ -97,13 +101,15 @@ class Experiments:
         ----------
         model
             Finds the directory with a tokenizer, where an experiment needs it.
+        kept
+            Tables of the rows in `out`, whatever code made them; nothing runs.
         """
         if text == "list":
             for name, one in self.by_name.items():
                 click.echo(f"{name:18}  {one.about}")
             return
         names = self.chosen(text)
-        runner = runner_of(out, code_digest(DECIDING, _STUDIES), scheduler)
+        runner = KeptRows(out) if kept and out else runner_of(out, code_digest(self.folders, _STUDIES), scheduler)
         live = any(not self.by_name[name].simulated for name in names)
         rows = self.measured(names, Study(runner, seeds, model() if live else ""))
         for line in experiment_tables(rows):

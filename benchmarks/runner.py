@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 import click
 
 from benchmarks.row_file import Row, RowFile
+from heddle_dask.core.errors import BadInput
 from heddle_dask.live.driver.runs.progress import duration
 
 if TYPE_CHECKING:
@@ -123,6 +124,30 @@ class Runner:
         from heddle_dask.cli.sweep_runs import run_on_cluster
 
         run_on_cluster(_played, fresh, self._scheduler, self.say, ended)
+
+
+class KeptRows(Runner):
+    """Finds the rows of a file, whatever code made them, and makes none.
+
+    Raises
+    ------
+    BadInput
+        The file cannot be read, or has a job of two versions of the code.
+    """
+
+    def __init__(self, path: Path) -> None:
+        kept = RowFile()
+        for row in RowFile(path).rows("job"):
+            any_code = {**row, "code": ""}
+            if kept.find(any_code) is not None:
+                raise BadInput(f"{path}: a job has rows of two versions of the code: remove those of the older one")
+            kept.add(any_code)
+        super().__init__(kept, "")
+        self._path = path
+
+    def _play(self, fresh: Sequence[SweepRun], told: Callable[[Row], str]) -> None:
+        if fresh:
+            raise BadInput(f"{self._path} lacks {len(fresh)} rows of this experiment and these seeds")
 
 
 def runner_of(out: Path | None, code: str, scheduler: str | None = None) -> Runner:

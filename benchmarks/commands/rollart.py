@@ -20,9 +20,10 @@ from heddle_dask.cli.shared_options import shared_options
 )
 @SEEDS
 @ROWS_OUT
+@click.option("--kept", is_flag=True, help="Print the tables of the rows in --out, and run nothing.")
 @shared_options
-def rollart(experiment: str, seeds: int, out: Path | None, as_json: bool, seed: int) -> None:
+def rollart(experiment: str, seeds: int, out: Path | None, kept: bool, as_json: bool, seed: int) -> None:
     """RollArt's experiments: training steps of synchronous and asynchronous arms, in virtual time."""
     from benchmarks.rollart.experiments import EXPERIMENTS
 
-    EXPERIMENTS.run(experiment, range(seed, seed + seeds), out, as_json=as_json)
+    EXPERIMENTS.run(experiment, range(seed, seed + seeds), out, as_json=as_json, kept=kept)

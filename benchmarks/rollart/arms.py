@@ -6,7 +6,10 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
+
+import click
 
 from benchmarks.experiments import Study
 from benchmarks.rollart.rows import RollartRow
@@ -15,7 +18,8 @@ from benchmarks.rollart.training_job import TP_DEGREES, StepFigures, TrainingJob
 from benchmarks.rollart.workload import TaskMix
 from benchmarks.tables import ratio_fields
 from heddle_dask.cli.train.command import train
-from heddle_dask.training.plan import plan_of_mode
+from heddle_dask.core.run_description import StalenessMode
+from heddle_dask.training.plan import SwitchOrder, plan_of_mode
 
 TUNING_SEED = 901
 """The GPUs of every arm's trainer are chosen on this seed; others are reported."""
@@ -27,6 +31,9 @@ GPUS = 32
 
 TRAINER_GPUS = 12
 """Of the trainer where it is not tuned: near the best for every asynchronous arm with 8B on 32 GPUs."""
+
+SHARES = (8, 12, 16, 20)
+"""Numbers of the trainer's GPUs, of 32, of which every arm has its best."""
 
 REWARD_PLACES = 16
 """Rewards at a time in the reward stage of Sync."""
@@ -58,7 +65,8 @@ def sync(job: TrainingJob, cohort: int = 0) -> TrainingJob:
 
 def shipped(job: TrainingJob) -> TrainingJob:
     """`heddle train` without an option of its loop: the plan, the bound and the updates of the command's defaults."""
-    default: dict[str, Any] = {option.name or "": option.default for option in train.params}
+    context = click.Context(train)
+    default: dict[str, Any] = {option.name or "": option.get_default(context) for option in train.params}
     plan = plan_of_mode(default["mode"], 1, alpha=default["alpha"], depth=default["depth"], switch=default["switch"])
     return with_rules(
         job,
@@ -75,25 +83,45 @@ def shipped(job: TrainingJob) -> TrainingJob:
     )
 
 
-def ladder() -> Mapping[str, Callable[[TrainingJob], TrainingJob]]:
-    """RollArt's ladder, and ours."""
-    return {
+def bounded(job: TrainingJob, alpha: int, depth: int, staleness: StalenessMode, switch: SwitchOrder) -> TrainingJob:
+    """An asynchronous run of ours under this bound; the rest as shipped."""
+    return with_rules(shipped(job), alpha=alpha, depth=depth, staleness=staleness, switch=switch)
+
+
+OPPONENTS: Mapping[str, Callable[[TrainingJob], TrainingJob]] = MappingProxyType(
+    {
         "Sync": sync,
-        "Sync, lockstep by group": lambda job: sync(job, job.rules.members),
         "Sync+": colocated,
         "One-off": lambda job: with_rules(job, mode="one-off"),
         "AReaL-like, 1": lambda job: with_rules(job, checks="start"),
         "RollArt's rules, 1 (n of the engines)": lambda job: with_rules(job, alpha=2, switch="after-batch"),
-        "cancel, alpha 1": lambda job: job,
-        "pace, alpha 1": lambda job: with_rules(job, staleness="pace"),
-        "cancel, alpha 2": lambda job: with_rules(job, alpha=2),
-        "pace, alpha 2": lambda job: with_rules(job, alpha=2, staleness="pace"),
-        "cancel, alpha 2, 2 more members": lambda job: with_rules(job, alpha=2, more_members=2),
-        "cancel, alpha 2, 2 more members, heddle": lambda job: replace(
-            with_rules(job, alpha=2, more_members=2), strategy="heddle"
-        ),
+    }
+)
+"""RollArt's ladder. Engines take new weights all at once."""
+
+OURS: Mapping[str, Callable[[TrainingJob], TrainingJob]] = MappingProxyType(
+    {
+        "alpha 1, cancel, after the batch": lambda job: bounded(job, 1, 1, "cancel", "after-batch"),
+        "alpha 1, cancel, before the batch": lambda job: bounded(job, 1, 1, "cancel", "before-batch"),
+        "alpha 1, pace, before the batch": lambda job: bounded(job, 1, 1, "pace", "before-batch"),
+        "alpha 2, cancel, after the batch": lambda job: bounded(job, 2, 2, "cancel", "after-batch"),
+        "alpha 2, cancel, before the batch": lambda job: bounded(job, 2, 2, "cancel", "before-batch"),
+        "alpha 2, pace, before the batch": lambda job: bounded(job, 2, 2, "pace", "before-batch"),
+        "alpha 2, depth 1, cancel, before the batch": lambda job: bounded(job, 2, 1, "cancel", "before-batch"),
+        "alpha 2, depth 1, pace, before the batch": lambda job: bounded(job, 2, 1, "pace", "before-batch"),
+    }
+)
+"""What a user of `heddle train` can choose with a bound of 1 or 2; engines take new weights one by one, the default."""
+
+
+def ladder() -> Mapping[str, Callable[[TrainingJob], TrainingJob]]:
+    """RollArt's ladder, the command's defaults, and choices with the same bounds."""
+    chosen = [f"{bound}, before the batch" for bound in ("alpha 1, cancel", "alpha 2, cancel", "alpha 2, pace")]
+    more_members = {
+        "as shipped, 2 more members": lambda job: with_rules(shipped(job), more_members=2),
         "AReaL-like, 1, 2 more members": lambda job: with_rules(job, checks="start", more_members=2),
     }
+    return {**OPPONENTS, "as shipped": shipped, **{name: OURS[name] for name in chosen}, **more_members}
 
 
 class TrainingBench:
@@ -111,11 +139,11 @@ class TrainingBench:
         return self.study.runner.figures(StepFigures, step_figures, jobs, _told)
 
     def tuned(self, job: TrainingJob) -> TrainingJob:
-        """The job with the trainer's GPUs that give the shortest step: three eighths or half of all."""
+        """The job with the number of the trainer's GPUs, of `SHARES`, that gives the shortest step."""
         if job.rules.mode == "sync":
             return job
         degree = TP_DEGREES[job.model]
-        counts = {max(degree, job.gpus * share // 8 // degree * degree) for share in (3, 4)}
+        counts = {max(degree, job.gpus * share // GPUS // degree * degree) for share in SHARES}
         jobs = [replace(job.seeded(TUNING_SEED), trainer_gpus=count) for count in sorted(counts)]
         figures = self._played(jobs)
         return min(zip(jobs, figures, strict=True), key=lambda pair: pair[1].step_s)[0]
@@ -172,6 +200,7 @@ def training_row(
         arm,
         parameter or job.model,
         _mean(map(seconds, figures)),
+        _mean(one.tokens / one.step_s for one in figures),
         _mean(one.wait_share for one in figures),
         _mean(one.exposed_s for one in figures),
         {cause: tokens / sampled for cause, tokens in sorted(wasted.items())},
@@ -180,6 +209,7 @@ def training_row(
         _mean(one.trained_length for one in figures),
         job.gpus,
         job.trainer_gpus,
+        ", ".join(("training", "resets") if "swe" in job.mix.tasks else ("training",)),
         seeds=len(figures),
     )
 

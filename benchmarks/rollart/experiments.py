@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from benchmarks.code_digest import DECIDING
 from benchmarks.experiments import Experiment, Experiments, experiment
 from benchmarks.rollart.affinity import equal_cost_duel, mixed_pools
 from benchmarks.rollart.arms import (
     GROUPS,
+    OPPONENTS,
+    OURS,
     TRAINER_GPUS,
     TrainingBench,
     base_job,
     colocated,
     ladder,
+    shipped,
     sync,
     with_rules,
 )
 from benchmarks.rollart.prefill_decode import separated
 from benchmarks.rollart.rows import RollartRow
 from benchmarks.rollart.training_job import TP_DEGREES, StepFigures
-from benchmarks.rollart.workload import TaskMix
+from benchmarks.rollart.workload import SAME_REWARD_SHARE, TaskMix
 
 MODELS = tuple(TP_DEGREES)
 SIGMAS_S = {1.0: "1.23", 3.0: "1.51", 5.0: "1.69", 7.0: "2.18", 10.0: "2.27"}
@@ -44,11 +48,32 @@ def step_times(bench: TrainingBench, model: str) -> list[RollartRow]:
     return bench.rows("step", arms, "Sync+", paper=paper)
 
 
+def trainer_shares(bench: TrainingBench, model: str, counts: Sequence[int]) -> list[RollartRow]:
+    """The command's defaults beside other choices at every number of trainer GPUs; ratio: as shipped over the arm."""
+    rows = []
+    for count in counts:
+        job = replace(base_job(model), trainer_gpus=count)
+        arms = {name: of(job) for name, of in {"as shipped": shipped, **OURS}.items()}
+        rows += bench.rows("shares", arms, "as shipped", parameter=f"{count} of {job.gpus} train")
+    return rows
+
+
+def spreads(bench: TrainingBench) -> list[RollartRow]:
+    """Groups without a spread of rewards, which no batch takes; ratio: Sync+ over the arm, at the same share."""
+    rows = []
+    for share in (0.0, SAME_REWARD_SHARE):
+        base = base_job()
+        base = replace(base, mix=replace(base.mix, same_reward_share=share))
+        chosen = {"Sync+": colocated, "One-off": OPPONENTS["One-off"], "AReaL-like, 1": OPPONENTS["AReaL-like, 1"]}
+        arms = {name: of(base) for name, of in {**chosen, "as shipped": shipped}.items()}
+        rows += bench.rows("spread", arms, "Sync+", parameter=f"{share:.0%} without a spread")
+    return rows
+
+
 def gpu_counts(bench: TrainingBench) -> list[RollartRow]:
     """Qwen3-14B on 16, 24 and 32 GPUs, a quarter of 64, 96 and 128 (7.2, Figure 10c); ratio: Sync+ over the arm."""
     rows = []
-    theirs = ("Sync", "Sync+", "One-off", "AReaL-like, 1", "RollArt's rules, 1 (n of the engines)")
-    chosen = [*theirs, "cancel, alpha 2, 2 more members"]
+    chosen = [*OPPONENTS, "as shipped"]
     for gpus in (16, 24, 32):
         arms = {name: ladder()[name](base_job("qwen3-14b", gpus)) for name in chosen}
         paper = {"RollArt's rules, 1 (n of the engines)": "1.33 to 2.08 over baselines"}
@@ -178,7 +203,7 @@ def full_size(bench: TrainingBench) -> list[RollartRow]:
     return rows
 
 
-def _training(measure: Callable[..., list[RollartRow]], **options: str) -> Experiment:
+def _training(measure: Callable[..., list[RollartRow]], **options: object) -> Experiment:
     about = (measure.__doc__ or "").splitlines()[0]
     return Experiment(about, lambda study: measure(TrainingBench(study), **options))
 
@@ -188,6 +213,9 @@ EXPERIMENTS = Experiments(
         "step-8b": _training(step_times, model="qwen3-8b"),
         "step-14b": _training(step_times, model="qwen3-14b"),
         "step-32b": _training(step_times, model="qwen3-32b"),
+        "shares-8b": _training(trainer_shares, model="qwen3-8b", counts=(4, 8, 12, 16, 20, 24)),
+        "shares-32b": _training(trainer_shares, model="qwen3-32b", counts=(8, 16)),
+        "spread": _training(spreads),
         "gpus": _training(gpu_counts),
         "alpha": _training(alphas),
         "switch": _training(switch_orders),
@@ -199,5 +227,6 @@ EXPERIMENTS = Experiments(
         "mixed-pools": experiment(mixed_pools),
         "duel": experiment(equal_cost_duel),
         "prefill-decode": experiment(separated),
-    }
+    },
+    folders=(*DECIDING, "training"),
 )

@@ -19,6 +19,8 @@ class RollartRow(ExperimentRow):
         What is varied in the experiment, as a text.
     step_s
         Seconds of a training step, or of a rollout where `note` says so.
+    tokens_per_s
+        RollArt's throughput: prompt and sampled tokens of a batch over the seconds of a step.
     wait_share
         Share of the time in which the trainer did not train.
     exposed_s
@@ -29,10 +31,13 @@ class RollartRow(ExperimentRow):
         Share of the trained trajectories by n - b.
     sampled_length, trained_length
         Mean sampled tokens of the trajectories that were started, and of those that were trained on.
+    fitted
+        What of it was fitted to a number of the paper.
     """
 
     parameter: str
     step_s: float
+    tokens_per_s: float = 0.0
     wait_share: float = 0.0
     exposed_s: float = 0.0
     wasted: Mapping[str, float] = field(default_factory=dict)
@@ -41,11 +46,13 @@ class RollartRow(ExperimentRow):
     trained_length: float = 0.0
     gpus: int = 0
     trainer_gpus: int = 0
+    fitted: str = ""
 
     COLUMNS: ClassVar[Sequence[Column]] = (
         ("arm", lambda row: row.arm),
         ("parameter", lambda row: row.parameter),
         ("step", lambda row: f"{row.step_s:,.1f} s"),
+        ("tokens/s", lambda row: f"{row.tokens_per_s:,.0f}" if row.tokens_per_s else ""),
         ("ratio", lambda row: f"{row.ratio:.2f}" if row.ratio else ""),
         ("range", lambda row: _range(row)),
         ("paper", lambda row: row.paper_ratio),
@@ -61,6 +68,7 @@ class RollartRow(ExperimentRow):
             lambda row: ", ".join(f"{age}: {share:.0%}" for age, share in row.ages.items() if share >= 0.005),
         ),
         ("length started/trained", lambda row: _lengths(row)),
+        ("fitted to the paper", lambda row: row.fitted),
         ("notes", lambda row: row.note),
     )
 

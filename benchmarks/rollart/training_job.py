@@ -77,6 +77,7 @@ class StepFigures:
     """What a table needs of `TrainingFigures`, with the ages as texts."""
 
     step_s: float
+    tokens: float
     rollout_s: float
     wait_share: float
     exposed_s: float
@@ -92,6 +93,7 @@ def step_figures(job: TrainingJob) -> StepFigures:
     found = run_training_job(job)
     return StepFigures(
         found.step_s,
+        found.tokens,
         found.rollout_s,
         found.wait_share,
         found.exposed_s,

@@ -142,6 +142,11 @@ class StalenessBound:
         if self.redundant_trajectories < 0:
             raise BadInput(f"{self.redundant_trajectories} redundant trajectories: use at least 0")
 
+    def next_place(self, accepted: int, running: int) -> int:
+        """The batch, from 0, in which the next group has its place; of what runs a part is redundant."""
+        most = self.batch_trajectories + self.redundant_trajectories
+        return (accepted * most + running * self.batch_trajectories) // (self.batch_trajectories * most)
+
     def is_valid(self, optimizer_steps: int, first_version: int) -> bool:
         """Whether a trajectory that began under `first_version` may be trained on in step `optimizer_steps` + 1."""
         return optimizer_steps - first_version <= self.alpha

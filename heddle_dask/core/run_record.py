@@ -115,7 +115,7 @@ class CreditLedger:
         for group_id, waiting in list(self._waiting.items()):
             if self.credits < len(waiting) and (self._running or self.credits < 1):
                 return
-            place = (self.accepted + self._running) // self.bound.batch_trajectories
+            place = self.bound.next_place(self.accepted, self._running)
             self._least[group_id] = self._first + place - self.bound.alpha
             self._members[group_id] = dict.fromkeys(waiting, False)
             self._running += len(waiting)

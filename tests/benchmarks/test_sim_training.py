@@ -35,12 +35,23 @@ def small(rules: TrainingRules, seed: int = 1, **changes: object) -> TrainingJob
     staleness=st.sampled_from(["cancel", "pace"]),
     switch=st.sampled_from(["before-batch", "after-batch"]),
     more_members=st.integers(0, 1),
+    more_groups=st.integers(0, 1),
+    same_reward_share=st.sampled_from([0.0, 0.4]),
     order=st.sampled_from(["one-by-one", "all-at-once"]),
     gpu=st.sampled_from(["h20", "h800"]),
     failing=st.booleans(),
 )
 def test_no_batch_has_a_sample_beyond_alpha_and_none_is_used_twice(
-    seed: int, alpha: int, staleness: str, switch: str, more_members: int, order: str, gpu: str, failing: bool
+    seed: int,
+    alpha: int,
+    staleness: str,
+    switch: str,
+    more_members: int,
+    more_groups: int,
+    same_reward_share: float,
+    order: str,
+    gpu: str,
+    failing: bool,
 ) -> None:
     """Whatever the speed of engines and environments, and where resets hang or fail."""
     resets = {"reset_tail_share": 0.05, "reset_limit_s": 300.0, "reset_failure_share": 0.1} if failing else {}
@@ -51,18 +62,38 @@ def test_no_batch_has_a_sample_beyond_alpha_and_none_is_used_twice(
         staleness=staleness,  # type: ignore[arg-type]
         switch=switch,  # type: ignore[arg-type]
         more_members=more_members,
+        more_groups=more_groups,
         order=order,  # type: ignore[arg-type]
     )
-    mix = replace(MIX, seed=seed, **resets)  # type: ignore[arg-type]
+    mix = replace(MIX, seed=seed, same_reward_share=same_reward_share, **resets)  # type: ignore[arg-type]
     figures = run_training_job(small(rules, seed, mix=mix, gpu=gpu))
     assert set(figures.ages) <= set(range(alpha + 1))
     names = [name for batch in figures.batches for name in batch.names]
     assert max(Counter(names).values()) == 1
     assert all(len(batch.names) == rules.batch_trajectories for batch in figures.batches)
+    assert all(mix.has_spread(name.rpartition("-")[0]) for name in names)
 
 
 def test_pace_cancels_nothing() -> None:
     assert not run_training_job(small(TrainingRules(groups=2, members=3, staleness="pace"))).wasted_tokens
+
+
+def test_a_group_without_a_spread_is_replaced_and_its_tokens_are_counted() -> None:
+    rules = TrainingRules(groups=4, members=3, staleness="pace")
+    plain = run_training_job(small(rules, steps=6))
+    half = run_training_job(small(rules, steps=6, mix=replace(MIX, same_reward_share=0.5)))
+    assert set(half.wasted_tokens) == {"no-variance"}
+    assert half.wasted_share == pytest.approx(0.5, abs=0.25)
+    assert half.step_s > plain.step_s
+
+
+def test_a_depth_below_alpha_keeps_samples_younger() -> None:
+    def mean_age(depth: int) -> float:
+        rules = TrainingRules(groups=4, members=3, alpha=3, depth=depth, staleness="pace")
+        ages = run_training_job(small(rules, steps=6)).ages
+        return sum(age * count for age, count in ages.items()) / sum(ages.values())
+
+    assert mean_age(1) < mean_age(3)
 
 
 def test_without_a_check_at_turns_samples_may_exceed_the_bound() -> None:

@@ -82,8 +82,8 @@ class TrainingRules:
     @property
     def bound(self) -> StalenessBound:
         """The bound of an asynchronous run."""
-        more = (self.alpha + 1) * self.groups * self.more_members
-        more += self.more_groups * (self.members + self.more_members)
+        running = (self.groups + self.more_groups) * (self.members + self.more_members)
+        more = running - self.batch_trajectories
         return StalenessBound(self.alpha, self.staleness, self.batch_trajectories, more)
 
     @property
