@@ -87,15 +87,6 @@ def test_a_group_without_a_spread_is_replaced_and_its_tokens_are_counted() -> No
     assert half.step_s > plain.step_s
 
 
-def test_a_depth_below_alpha_keeps_samples_younger() -> None:
-    def mean_age(depth: int) -> float:
-        rules = TrainingRules(groups=4, members=3, alpha=3, depth=depth, staleness="pace")
-        ages = run_training_job(small(rules, steps=6)).ages
-        return sum(age * count for age, count in ages.items()) / sum(ages.values())
-
-    assert mean_age(1) < mean_age(3)
-
-
 def test_without_a_check_at_turns_samples_may_exceed_the_bound() -> None:
     rules = TrainingRules(groups=2, members=3, checks="start")
     figures = run_training_job(small(rules, steps=12))

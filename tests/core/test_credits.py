@@ -137,3 +137,11 @@ def test_pace_trains_nothing_that_is_too_old_and_never_stops() -> None:
                 assert len(ages) >= 10, "the training goes on"
                 assert max(ages) <= alpha
     assert max(play("cancel", 1, 5, 0)) > 1, "credits alone do not keep the bound where weights come late"
+
+
+def test_redundant_members_take_no_place_of_a_batch() -> None:
+    """Four groups of three with one more member each fill two batches of six, not three."""
+    bound = StalenessBound(alpha=1, mode="pace", batch_trajectories=6, redundant_trajectories=2)
+    assert [bound.next_place(0, 4 * running) for running in range(5)] == [0, 0, 1, 1, 2]
+    assert [bound.next_place(6, 4 * running) for running in range(5)] == [1, 1, 2, 2, 3]
+    assert StalenessBound(1, "pace", 6).next_place(3, 8) == 1
