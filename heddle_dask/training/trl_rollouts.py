@@ -7,34 +7,74 @@ the engines have installed them.
 
 TRL takes one sequence for each prompt: tokens before the first sampled one are its prompt, the others its completion,
 where ``env_mask`` is 0 for those that no policy sampled.
+
+Where TRL trains in several processes, each calls with the prompts of its share. The main one rolls out all of them and
+hands each process its rows; no other has a cluster.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, one_line_of
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.training.group_records import training_trajectory
 from heddle_dask.training.groups import TokenSequence, TrainingTrajectory
 from heddle_dask.training.trainable_sampling import check_trainable_sampling
 
 REWARD_FIELD = "environment_reward"
-
-RollOut = Callable[[Sequence[str], int], Iterable[TrajectoryRecord]]
-"""``roll_out(task_ids, samples)``: that many attempts at each of these tasks, in any order, failed ones included."""
+_COLUMNS = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
 
 
-class PolicyPublisher(Protocol):
-    """Brings the weights of a trainer to the engines."""
+class TrlSampler(Protocol):
+    """The engines that sample for a trainer."""
 
-    def publish(self, model: Any, step: int) -> None:
-        """Publish the weights of `model` as version `step`; returns when all engines sample with them."""
+    @property
+    def temperature(self) -> float:
+        """With which they sample; TRL divides by its own, which must be the same."""
         ...
+
+    def roll_out(self, task_ids: Sequence[str], samples: int) -> Iterable[TrajectoryRecord]:
+        """That many attempts at each of these tasks, in any order, failed ones included."""
+        ...
+
+    def publish(self, weights: Mapping[str, Any], step: int) -> None:
+        """Publish whole tensors by their names as version `step`; returns when all engines sample with them."""
+        ...
+
+
+class TrainerProcesses(Protocol):
+    """What the processes of one trainer tell each other; each calls the same methods in the same order."""
+
+    def gather(self, mine: list[str]) -> list[list[str]]:
+        """To the main process: what each gave, in the order of their ranks. Elsewhere empty."""
+        ...
+
+    def scatter(self, shares: Sequence[Any]) -> Any:
+        """From the main process: a share for each. Elsewhere `shares` is not looked at."""
+        ...
+
+
+class OneProcess:
+    """Implements `TrainerProcesses` for a trainer that is one process."""
+
+    def gather(self, mine: list[str]) -> list[list[str]]:
+        return [mine]
+
+    def scatter(self, shares: Sequence[Any]) -> Any:
+        return shares[0]
+
+
+@dataclass(frozen=True, slots=True)
+class MainFailed:
+    """Instead of a share: why the main process has none."""
+
+    line: str
 
 
 class TrlRollouts:
@@ -42,24 +82,20 @@ class TrlRollouts:
 
     Parameters
     ----------
-    roll_out
-        Rolls tasks out; its engines were started with the weights with which the trainer begins.
-    publisher
-        Called when an optimiser step has changed the weights.
-    temperature
-        With which `roll_out` samples; TRL divides by its own, which must be the same.
+    sampler
+        Its engines were started with the weights with which the trainer begins. None in the processes that only
+        receive.
+    processes
+        How the processes of the trainer reach each other.
     """
 
-    def __init__(self, roll_out: RollOut, publisher: PolicyPublisher, temperature: float = 1.0) -> None:
-        check_trainable_sampling("TRL", temperature=temperature)
-        self._roll_out = roll_out
-        self._publisher = publisher
-        self._temperature = temperature
+    def __init__(self, sampler: TrlSampler | None, processes: TrainerProcesses | None = None) -> None:
+        self._main = None if sampler is None else _MainProcess(sampler)
+        self._processes = processes or OneProcess()
         self._step: int | None = None
-        self._version = 0
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
-        """One sequence for each prompt, in their order.
+        """One sequence for each prompt of this process, in their order.
 
         An attempt without a reward is trained on no token, and its reward is None: TRL leaves it out of the mean and
         the spread of its group.
@@ -72,17 +108,55 @@ class TrlRollouts:
         Raises
         ------
         BadInput
-            TRL samples or divides in another way than the engines, or a trajectory cannot be trained on.
+            TRL samples or divides in another way than the engines, a trajectory cannot be trained on, or the main
+            process has failed.
         """
-        if self._step is None:
+        step = trainer.state.global_step
+        weights: Mapping[str, Any] | None = None
+        if self._step not in (None, step):
+            # In all processes: where the model is sharded, each has a piece of the weights.
+            weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        self._step = step
+        asked = self._processes.gather(list(prompts))
+        share = self._processes.scatter(self._shares(asked, weights, trainer))
+        if isinstance(share, MainFailed):
+            raise BadInput(f"TRL: the main process has failed: {share.line}")
+        return {name: [row[name] for row in share] for name in (*_COLUMNS, REWARD_FIELD)}
+
+    def _shares(self, asked: list[list[str]], weights: Mapping[str, Any] | None, trainer: Any) -> list[Any]:
+        """In the main process: what each gets. An error reaches them all before it is raised here."""
+        if self._main is None:
+            return []
+        try:
+            return self._main.shares(asked, weights, trainer)
+        except BaseException as error:
+            self._processes.scatter([MainFailed(one_line_of(error))] * len(asked))
+            raise
+
+
+class _MainProcess:
+    """What the process with the engines does for all: publish, roll out, and turn attempts into rows."""
+
+    def __init__(self, sampler: TrlSampler) -> None:
+        check_trainable_sampling("TRL", temperature=sampler.temperature)
+        self._sampler = sampler
+        self._temperature = sampler.temperature
+        self._checked = False
+        self._version = 0
+
+    def shares(
+        self, asked: list[list[str]], weights: Mapping[str, Any] | None, trainer: Any
+    ) -> list[list[dict[str, Any]]]:
+        """Rows for the prompts of each process; `weights`: those to sample with from now on."""
+        if not self._checked:
             self._check(trainer)
-            self._step = trainer.state.global_step
-        elif trainer.state.global_step != self._step:
-            self._step = self._version = trainer.state.global_step
-            self._publisher.publish(trainer.accelerator.unwrap_model(trainer.model), self._step)
-        attempts = self._attempts(prompts)
-        rows = [{**self._row(record), REWARD_FIELD: record.reward} for record in attempts]
-        return {name: [row[name] for row in rows] for name in rows[0]}
+            self._checked = True
+        if weights is not None:
+            self._version = trainer.state.global_step
+            self._sampler.publish(weights, self._version)
+        attempts = iter(self._attempts([prompt for prompts in asked for prompt in prompts]))
+        rows = ({**self._row(record), REWARD_FIELD: record.reward} for record in attempts)
+        return [[next(rows) for _ in prompts] for prompts in asked]
 
     def _check(self, trainer: Any) -> None:
         args = trainer.args
@@ -107,7 +181,7 @@ class TrlRollouts:
             by_count.setdefault(count, []).append(task_id)
         found: dict[str, deque[TrajectoryRecord]] = {}
         for count, task_ids in by_count.items():
-            records = sorted(self._roll_out(task_ids, count), key=lambda one: (one.task_id, one.sample_index))
+            records = sorted(self._sampler.roll_out(task_ids, count), key=lambda one: (one.task_id, one.sample_index))
             for record in records:
                 found.setdefault(record.task_id, deque()).append(record)
         missing = sorted(task for task, count in Counter(prompts).items() if len(found.get(task, ())) != count)

@@ -1,4 +1,4 @@
-"""TRL on a live cluster: a rollout whose engines follow the weights of a GRPOTrainer, for `TrlRollouts`.
+"""TRL on a live cluster: a rollout whose engines follow the weights of a GRPOTrainer.
 
 The engines must be started with the model that the trainer begins with. Between two calls of the rollout function
 nothing is generated, so the installation costs what it takes, and no step spans two versions.
@@ -6,9 +6,8 @@ nothing is generated, so the installation costs what it takes, and no step spans
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,14 +17,13 @@ from heddle_dask.environments.base import Task
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.training.weight_control import WeightControl
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.training.trl_rollouts import TrlRollouts
 from heddle_dask.weights.model_directory import model_facts, model_tensors
 from heddle_dask.weights.store import WeightStore
 from pipelines.any_trainer.raw_tensors import raw_tensor
 
 
 class TrlEngines:
-    """Implements `training.trl_rollouts.PolicyPublisher` and its ``roll_out`` over one `Rollout`.
+    """Implements `training.trl_rollouts.TrlSampler` over one `Rollout`.
 
     Parameters
     ----------
@@ -65,8 +63,9 @@ class TrlEngines:
         self._control: WeightControl | None = None
         self._names = {tensor.name for tensor in model_tensors(rollout.model)}
 
-    def rollout_func(self) -> TrlRollouts:
-        return TrlRollouts(self.roll_out, self, self._rollout.sampling.temperature)
+    @property
+    def temperature(self) -> float:
+        return self._rollout.sampling.temperature
 
     def roll_out(self, task_ids: Sequence[str], samples: int) -> Iterator[TrajectoryRecord]:
         """`samples` attempts at each task; ends when all have ended."""
@@ -76,15 +75,14 @@ class TrlEngines:
         self._rollout.samples = samples
         yield from self._rollout.stream([self._tasks[task_id] for task_id in task_ids])
 
-    def publish(self, model: Any, step: int) -> None:
+    def publish(self, weights: Mapping[str, torch.Tensor], step: int) -> None:
         """Write the weights into the store, and return when every engine samples with them."""
         version = PolicyVersion(self._lineage, step)
-        state: dict[str, torch.Tensor] = model.state_dict()
-        missing = sorted(self._names - set(state))
+        missing = sorted(self._names - set(weights))
         if missing:
             raise BadInput(f"the trainer's model has no tensor {missing[0]}, which the engines' model has")
         # Tied weights are in the state twice; files have them once.
-        tensors = (raw_tensor(name, state[name]) for name in sorted(self._names))
+        tensors = (raw_tensor(name, weights[name]) for name in sorted(self._names))
         uri = self._store.write(version, tensors, model_facts(Path(self._rollout.model)))
         self._rollout.client.sync(self._go_over, version, uri)
         self._store.prune(self._lineage, 1, {version})

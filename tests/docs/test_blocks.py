@@ -25,7 +25,7 @@ def my_tool(text: str) -> str:
 
 
 def execute(block: Block, scope: dict[str, Any], modules_dir: Path, shell: Shell) -> None:
-    """Run one block, or save it where it names its file; messages name page and line."""
+    """Run one block, and save it where it names its file; messages name page and line."""
     if block.reason_not_to_run is not None:
         return
     if block.language == "bash":
@@ -33,8 +33,9 @@ def execute(block: Block, scope: dict[str, Any], modules_dir: Path, shell: Shell
         return
     source = "\n" * (block.line - 1) + block.text
     if block.words and block.words[0].startswith("file="):
-        ast.parse(source, str(block.page))
         (modules_dir / block.words[0].removeprefix("file=")).write_text(block.text)
+        scope = {"__name__": "file"}  # a file knows nothing of the blocks before it
+    if block.run_by is not None:
         return
     code = compile(source, str(block.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     if code.co_flags & inspect.CO_COROUTINE:
@@ -66,9 +67,17 @@ def test_few_python_blocks_do_not_run_and_each_block_that_does_not_says_why() ->
     assert [path for path in named if not (ROOT / path).is_file()] == []
 
 
+def test_a_long_program_is_run_by_the_test_that_it_names() -> None:
+    programs = [block for block in blocks("python") if block.run_by is not None]
+    for block in programs:
+        assert block.words[0].removeprefix("file=") in (ROOT / str(block.run_by)).read_text(), block.name
+    assert len(programs) <= 2
+
+
 def test_an_unknown_word_behind_the_language_is_refused() -> None:
     known = [block for block in blocks("python") if not block.words or block.words[0][:5] == "file="]
     known += [block for block in blocks("bash") if not block.words]
+    assert [b.name for b in known if len(b.words) > 1 and b.run_by is None] == []
     all_blocks = [*blocks("python"), *blocks("bash")]
     assert [b.name for b in all_blocks if b not in known and b.words[0] != "no-run:"] == []
 

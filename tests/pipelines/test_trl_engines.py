@@ -28,17 +28,13 @@ async def solve(task: Task, ctx: Any) -> float:
     return float(sum(step.token_ids) % 2)
 
 
-class Stateful:
-    """The part of a model in training that is published."""
+def weights_of(step: int) -> dict[str, Any]:
+    """The whole weights of a model in training."""
+    from safetensors.torch import load_file
 
-    def __init__(self, change: float) -> None:
-        from safetensors.torch import load_file
-
-        self._state = {name: one + change for name, one in load_file(MODEL / "model.safetensors").items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        # Tied weights have two names in the state of a model, and one in its files.
-        return {**self._state, "lm_head.weight": self._state["model.embed_tokens.weight"]}
+    weights = {name: one + step for name, one in load_file(MODEL / "model.safetensors").items()}
+    # Tied weights have two names in the state of a model, and one in its files.
+    return {**weights, "lm_head.weight": weights["model.embed_tokens.weight"]}
 
 
 def versions(records: Any) -> set[int]:
@@ -46,6 +42,7 @@ def versions(records: Any) -> set[int]:
 
 
 def test_what_is_rolled_out_after_a_step_was_sampled_by_its_weights(tmp_path: Path) -> None:
+    from heddle_dask.training.trl_rollouts import TrlRollouts
     from pipelines.any_trainer.trl_live import TrlEngines
 
     tasks = [Task(name, f"Task {name}.") for name in "ab"]
@@ -55,13 +52,13 @@ def test_what_is_rolled_out_after_a_step_was_sampled_by_its_weights(tmp_path: Pa
         Rollout(client, env=solve, model=MODEL, engines=emulated(str(MODEL))) as rollout,
     ):
         engines = TrlEngines(rollout, tasks, str(store))
-        attempts = engines.rollout_func()
+        attempts = TrlRollouts(engines)
         trainer = trainer_at(0)
         rows = attempts(["a", "a", "b", "b"], trainer)
         assert len(rows["completion_ids"]) == 4
         for step in (1, 2):
             trainer.state.global_step = step
-            trainer.model = Stateful(step)
+            trainer.model_wrapped = weights_of(step)
             attempts(["a", "a", "b", "b"], trainer)  # it refuses tokens of another version than `step`
             assert versions(engines.roll_out(["a"], 3)) == {step}
         assert [version.number for version in WeightStore(str(store)).versions("trl")] == [2]
@@ -78,6 +75,6 @@ def trainer_at(step: int) -> Any:
         args=SimpleNamespace(**args),
         use_vllm=False,
         state=SimpleNamespace(global_step=step),
-        model=None,
-        accelerator=SimpleNamespace(unwrap_model=lambda model: model),
+        model_wrapped=None,
+        accelerator=SimpleNamespace(get_state_dict=lambda model: model),
     )

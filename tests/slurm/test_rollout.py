@@ -35,7 +35,7 @@ BLOCKS = re.findall(r"```bash[^\n]*\n(.*?)```", PAGE, re.DOTALL)
 LINK = next(block for block in BLOCKS if "#SBATCH --job-name=rollout" in block)
 SUBMISSION = next(block for block in BLOCKS if "--dependency=afterany" in block)
 PROGRAMS = re.findall(r"```python[^\n]*\n(.*?)```", PAGE, re.DOTALL)
-JOBQUEUE = next(block for block in PROGRAMS if "dask_jobqueue" in block)
+JOBQUEUE = PAGE.split("python file=own_cluster.py", 1)[1].split("```", 1)[0].split("\n", 1)[1]
 OWN = next(block for block in PROGRAMS if "SlurmCluster" in block)
 CHECK = next(block for block in BLOCKS if block.startswith("heddle doctor"))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from queue import Queue
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +15,20 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.training.trl_rollouts import REWARD_FIELD, TrlRollouts, environment_reward, trl_prompts
 
 
-class Published(list[tuple[str, int]]):
-    """A publisher that notes what it was given."""
+class Sampled:
+    """Engines that give what a function rolls out, and note what was published."""
 
-    def publish(self, model: Any, step: int) -> None:
-        self.append((model, step))
+    def __init__(self, roll_out: Any, temperature: float = 1.0) -> None:
+        self.roll_out = roll_out
+        self.temperature = temperature
+        self.published: list[tuple[Any, int]] = []
+
+    def publish(self, weights: Any, step: int) -> None:
+        self.published.append((weights, step))
+
+
+def rollouts_of(roll_out: Any, temperature: float = 1.0) -> TrlRollouts:
+    return TrlRollouts(Sampled(roll_out, temperature))
 
 
 def trainer(step: int = 0, **changes: Any) -> Any:
@@ -27,8 +38,8 @@ def trainer(step: int = 0, **changes: Any) -> Any:
         args=SimpleNamespace(**args | changes),
         use_vllm=False,
         state=SimpleNamespace(global_step=step),
-        model="wrapped",
-        accelerator=SimpleNamespace(unwrap_model=lambda model: f"un{model}"),
+        model_wrapped="pieces",
+        accelerator=SimpleNamespace(get_state_dict=lambda model: f"all {model}"),
     )
 
 
@@ -47,7 +58,7 @@ def test_rows_come_in_the_order_of_the_prompts():
             for index in range(samples):
                 yield attempt(task_id, index, float(index), versions=(0, 0), tokens=2)
 
-    rows = TrlRollouts(roll_out, Published())(["a", "a", "b", "b"], trainer())
+    rows = rollouts_of(roll_out)(["a", "a", "b", "b"], trainer())
     assert asked == [(["a", "b"], 2)]
     assert rows[REWARD_FIELD] == [0.0, 1.0, 0.0, 1.0]
     assert rows["prompt_ids"] == [[1, 2, 3]] * 4
@@ -65,41 +76,85 @@ def test_prompts_that_are_repeated_unequally():
         rolled.append((tuple(task_ids), samples))
         return [attempt(task_id, index) for task_id in task_ids for index in range(samples)]
 
-    rows = TrlRollouts(roll_out, Published())(["a", "b", "a"], trainer())
+    rows = rollouts_of(roll_out)(["a", "b", "a"], trainer())
     assert sorted(rolled) == [(("a",), 2), (("b",), 1)]
     assert len(rows["prompt_ids"]) == 3
 
 
 def test_weights_are_published_when_the_step_has_changed_and_before_the_rollout():
-    published = Published()
     version = 0
 
     def roll_out(task_ids, samples):
         return [attempt(task_id, index, versions=(version,)) for task_id in task_ids for index in range(samples)]
 
-    rollouts = TrlRollouts(roll_out, published)
+    engines = Sampled(roll_out)
+    rollouts = TrlRollouts(engines)
     rollouts(["a", "a"], trainer(0))
     rollouts(["a", "a"], trainer(0))
-    assert published == []
+    assert engines.published == []
     version = 2
     rollouts(["a", "a"], trainer(2))
-    assert published == [("unwrapped", 2)]
+    assert engines.published == [("all pieces", 2)]
     with pytest.raises(BadInput, match=r"trajectory a/0 was sampled by versions \[2\] and is trained on 3"):
         rollouts(["a", "a"], trainer(3))
 
 
+class Threads:
+    """Implements `TrainerProcesses` for two threads."""
+
+    def __init__(self, rank: int, ways: list[Queue[Any]]) -> None:
+        self._rank = rank
+        self._to_main, self._from_main = ways
+
+    def gather(self, mine: list[str]) -> list[list[str]]:
+        if self._rank:
+            self._to_main.put(mine)
+            return []
+        return [mine, self._to_main.get(timeout=60)]
+
+    def scatter(self, shares: Any) -> Any:
+        if self._rank:
+            return self._from_main.get(timeout=60)
+        self._from_main.put(shares[1])
+        return shares[0]
+
+
+def test_a_process_without_engines_gets_its_own_rows_or_the_error_of_the_main_one():
+    def roll_out(task_ids, samples):
+        if version:
+            raise BadInput("the engines\nare gone")
+        return [attempt(task_id, index, float(index)) for task_id in task_ids for index in range(samples)]
+
+    version = 0
+    ways: list[Queue[Any]] = [Queue(), Queue()]
+    engines = Sampled(roll_out)
+    main = TrlRollouts(engines, Threads(0, ways))
+    other = TrlRollouts(None, Threads(1, ways))
+    with ThreadPoolExecutor(1) as thread:
+        # A group may be in several shares.
+        theirs = thread.submit(other, ["a", "b", "b"], trainer())
+        assert main(["a", "a", "a"], trainer())[REWARD_FIELD] == [0.0, 1.0, 2.0]
+        assert theirs.result()[REWARD_FIELD] == [3.0, 0.0, 1.0]
+        version = 1
+        theirs = thread.submit(other, ["b"], trainer(1))
+        with pytest.raises(BadInput, match=r"^the engines"):
+            main(["a"], trainer(1))
+        with pytest.raises(BadInput, match=r"^TRL: the main process has failed: the engines are gone$"):
+            theirs.result()
+    assert engines.published == [("all pieces", 1)]
+
+
 def test_a_trainer_that_goes_on_begins_with_the_weights_of_the_engines():
-    published = Published()
-    rollouts = TrlRollouts(lambda tasks, samples: [attempt("a", n) for n in range(2)], published)
-    rollouts(["a", "a"], trainer(40))
-    assert published == []
+    engines = Sampled(lambda tasks, samples: [attempt("a", n) for n in range(2)])
+    TrlRollouts(engines)(["a", "a"], trainer(40))
+    assert engines.published == []
 
 
 def test_a_failed_attempt_is_not_trained_and_changes_no_advantage():
     def roll_out(task_ids, samples):
         return [attempt("a", 0, None), attempt("a", 1, 0.25), attempt("a", 2, 0.75)]
 
-    rows = TrlRollouts(roll_out, Published())(["a"] * 3, trainer())
+    rows = rollouts_of(roll_out)(["a"] * 3, trainer())
     assert rows[REWARD_FIELD] == [None, 0.25, 0.75]
     assert rows["env_mask"] == [[0], [1] * 4, [1] * 4]
 
@@ -114,7 +169,7 @@ def test_a_failed_attempt_is_not_trained_and_changes_no_advantage():
     ],
 )
 def test_another_way_of_sampling_is_refused(changes, said):
-    rollouts = TrlRollouts(lambda tasks, samples: [], Published())
+    rollouts = rollouts_of(lambda tasks, samples: [])
     with pytest.raises(BadInput, match=f"TRL: {said}"):
         rollouts(["a"], trainer(**changes))
 
@@ -126,14 +181,14 @@ def test_what_trl_cannot_take_is_refused():
     step = sampled_step(1, len(branch) - 1, len(branch), branch=1)
     forked = replace(forked, branches=(*forked.branches, branch), steps=(*forked.steps, step))
     with pytest.raises(BadInput, match="trajectory a/0 has 2 branches"):
-        TrlRollouts(lambda tasks, samples: [forked], Published())(["a"], trainer())
+        rollouts_of(lambda tasks, samples: [forked])(["a"], trainer())
     with pytest.raises(BadInput, match="one attempt for each prompt of task a"):
-        TrlRollouts(lambda tasks, samples: [], Published())(["a"], trainer())
+        rollouts_of(lambda tasks, samples: [])(["a"], trainer())
     with pytest.raises(BadInput, match=r"sampled at temperature 0\.5: TRL takes 1"):
-        TrlRollouts(lambda tasks, samples: [attempt("a", 0, temperature=0.5)], Published())(["a"], trainer())
+        rollouts_of(lambda tasks, samples: [attempt("a", 0, temperature=0.5)])(["a"], trainer())
     own_engines = trainer()
     own_engines.use_vllm = True
     with pytest.raises(BadInput, match="use_vllm is True: leave it False"):
-        TrlRollouts(lambda tasks, samples: [], Published())(["a"], own_engines)
+        rollouts_of(lambda tasks, samples: [])(["a"], own_engines)
     with pytest.raises(BadInput, match="temperature is 0"):
-        TrlRollouts(lambda tasks, samples: [], Published(), temperature=0.0)
+        rollouts_of(lambda tasks, samples: [], temperature=0.0)

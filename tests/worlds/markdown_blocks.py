@@ -2,6 +2,7 @@
 
 ```python              runs as a test, after the blocks before it on its page
 ```python no-run: why  does not
+```python file=x.py    likewise, and is saved for the blocks after it; with `run-by: tests/…` that test runs it
 ```toml cluster        is read by the loader of that word (`tests/docs/test_toml_blocks.py`)
 ```bash                likewise, by bash; its lines that call `heddle` or `benchmarks` are parsed too
 ```bash no-run: why    is parsed only
@@ -58,6 +59,11 @@ class Block:
         if not self.words or not self.words[0].startswith("no-run"):
             return None
         return " ".join(self.words[1:])
+
+    @property
+    def run_by(self) -> str | None:
+        """The test that runs this file, which takes too long or needs too much here; None: it runs here."""
+        return self.words[2] if self.words[1:2] == ("run-by:",) else None
 
 
 def blocks_of(page: Path) -> Iterator[Block]:
