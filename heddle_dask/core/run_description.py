@@ -109,6 +109,9 @@ STALE: Final = "stale"
 REDUNDANT: Final = "redundant"
 """Cause of a cancellation: enough other members of its group, or other groups, have finished."""
 
+TURN_REWARDS: Final = "turn_rewards"
+"""The entry of a trajectory's metadata that has the rewards of its LLM steps, in their order."""
+
 
 @dataclass(frozen=True, slots=True)
 class StalenessBound:

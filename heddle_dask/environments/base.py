@@ -19,6 +19,7 @@ from heddle_dask.chat.reply_parts import answer_of
 from heddle_dask.chat.tool_calls import MalformedCall, ReadReply, ToolCall, parse_calls
 from heddle_dask.core.errors import BadInput, encodable_text, is_finite, text_of
 from heddle_dask.core.needs import Needs
+from heddle_dask.core.run_description import TURN_REWARDS
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.environments.actions import ActionContext
 from heddle_dask.environments.actions import ActionFailed as ActionFailed
@@ -161,6 +162,9 @@ class Reward:
     metadata
         JSON-able facts about the attempt, stored beside what `Context.metadata` has; a number that is not finite is
         None there.
+    turns
+        Rewards of the LLM steps in their order, where these have some: each step is then trained by what followed from
+        it (`training.advantages`). Their sum must be the value; None as the value stands for it. Stored in `metadata`.
     unknown
         What is not finite of value and parts, in words; empty where all of it is.
     """
@@ -169,8 +173,11 @@ class Reward:
     parts: Mapping[str, float] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
     unknown: str = ""
+    turns: Sequence[float] = ()
 
     def __post_init__(self) -> None:
+        if self.turns:
+            self._sum_turns()
         if not isinstance(self.parts, Mapping):
             raise BadInput(f"reward: parts is {self.parts!r}: use a mapping of names to numbers")
         numbers = {name: _number(part) for name, part in self.parts.items()}
@@ -184,6 +191,16 @@ class Reward:
         object.__setattr__(self, "parts", {name: part for name, part in numbers.items() if is_finite(part)})
         object.__setattr__(self, "metadata", stored_metadata(self.metadata))
         object.__setattr__(self, "unknown", ", ".join(odd) or self.unknown)
+
+    def _sum_turns(self) -> None:
+        turns = [_number(each) for each in self.turns]
+        total = math.nan if None in turns else math.fsum(each for each in turns if each is not None)
+        value = total if self.value is None else _number(self.value)
+        if math.isfinite(total) and value is not None and not math.isclose(value, total, abs_tol=1e-6):
+            raise BadInput(f"reward: its turns sum up to {total:g}, and its value is {value:g}: leave the value None")
+        object.__setattr__(self, "turns", tuple(turns))
+        object.__setattr__(self, "value", value if math.isfinite(total) else total)
+        object.__setattr__(self, "metadata", {**self.metadata, TURN_REWARDS: turns})
 
     @property
     def cause(self) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from heddle_dask.core.errors import BadInput, check_count, is_finite
-from heddle_dask.environments.base import CUT, NO_PROGRESS, Context, Task, environment_step
+from heddle_dask.environments.base import CUT, NO_PROGRESS, Context, Reward, Task, environment_step
 from heddle_dask.isolation.user_thread import UserThread
 
 _INTEGER = re.compile(r"-?\d+")
@@ -77,7 +77,7 @@ def parse_action(text: str, space: Any) -> Any:
 
 
 class GymnasiumEnvironment:
-    """Wraps a factory of environments with the Gymnasium API. The reward is the sum over the episode.
+    """Wraps a factory of environments with the Gymnasium API. The reward is the sum over the episode, in turns.
 
     Parameters
     ----------
@@ -132,7 +132,7 @@ class GymnasiumEnvironment:
         seeds = [draws.randrange(1 << 31) for _ in range(count)]
         return [Task(f"{self._name}-{reset}-{i}", "", {"seed": reset}) for i, reset in enumerate(seeds)]
 
-    async def solve(self, task: Task, ctx: Context) -> float | None:
+    async def solve(self, task: Task, ctx: Context) -> Reward | None:
         """Play one episode, to its end or to the end of the trajectory's budget.
 
         An exception of the environment, or a call that takes longer than `timeout_s`, is an `EnvironmentFailed`: the
@@ -145,7 +145,7 @@ class GymnasiumEnvironment:
         finally:
             thread.end()
 
-    async def _episode(self, thread: _OnThread, task: Task, ctx: Context) -> float:
+    async def _episode(self, thread: _OnThread, task: Task, ctx: Context) -> Reward:
         environment = await thread.run("start", self._factory)
         try:
             seed = task.payload.get("seed")
@@ -153,12 +153,13 @@ class GymnasiumEnvironment:
             opening = [self._instructions, task.prompt]
             opening.append(await thread.run("observation", self._text, environment, observation))
             ctx.append("user", "\n\n".join(part for part in opening if part))
-            reward, useless = 0.0, 0
+            turns, useless = list[float](), 0
             while not ctx.done:
                 if useless >= self._useless_replies:
                     ctx.metadata[NO_PROGRESS] = f"{useless} replies in a row had no action"
                     break
                 reply = await ctx.generate()
+                turns.append(0.0)
                 useless += 1
                 try:
                     if reply.finish_reason == "length":
@@ -172,11 +173,11 @@ class GymnasiumEnvironment:
                 useless = 0
                 step = await thread.run("step", environment.step, action)
                 observation, gained, terminated, truncated, _ = step
-                reward += float(gained)
+                turns[-1] = float(gained)
                 if terminated or truncated:
                     break
                 ctx.append("user", await thread.run("observation", self._text, environment, observation))
-            return reward
+            return Reward(0.0 if not turns else None, turns=turns)
         finally:
             await thread.close(environment.close)
 

@@ -1,43 +1,94 @@
-"""How much better than the other members of its group a trajectory is.
+"""How much better than the other members of its group a trajectory is, or each of its turns.
 
 `AdvantageFunction` is the user's seam: ``package.module:function``. Here are the group-relative ones: the reward less
 the mean of the group (GRPO without its division, as Dr. GRPO has it), optionally divided by the standard deviation
 (GRPO, DeepSeekMath section 4.1).
+
+Where an environment gives rewards to turns, the tokens of a turn are credited with the return from that turn on: its
+reward and those that follow, without a discount. It is compared with what the other members got from the same turn on;
+one that had ended before stands there with its last turn. So the baseline of a turn does not depend on what the turn
+did (RLOO, arXiv 2402.14740), values are made relative among steps at one place (GiGPO, arXiv 2505.10978; the number of
+the turn is the place here), and rewards of last turns alone give the same as rewards of trajectories.
 """
 
 from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.training.groups import TrajectoryGroup
+from heddle_dask.training.groups import TokenSequence, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
-AdvantageFunction = Callable[[TrajectoryGroup], npt.NDArray[np.float64]]
-"""One advantage for each member of a group, in their order; nan: unknown, and the member is not trained on."""
+Advantage = float | npt.NDArray[np.float64]
+"""Of a member as a whole, or an array with that of each of its turns; nan: unknown, the member is not trained on."""
+
+AdvantageFunction = Callable[[TrajectoryGroup], Sequence[Advantage] | npt.NDArray[np.float64]]
+"""One advantage for each member of a group, in their order."""
 
 STD_FLOOR: Final = 1e-6
 """Added to the standard deviation, so that equal rewards give 0."""
 
 
-def less_mean(group: TrajectoryGroup) -> npt.NDArray[np.float64]:
+def less_mean(group: TrajectoryGroup) -> Sequence[Advantage] | npt.NDArray[np.float64]:
     """Reward less the mean over the members that were delivered, earlier ones included."""
-    rewards, all_rewards = _rewards(group)
-    return rewards - float(all_rewards.mean())
+    return _relative(group, lambda rewards, all_rewards: rewards - float(all_rewards.mean()))
 
 
-def less_mean_over_std(group: TrajectoryGroup) -> npt.NDArray[np.float64]:
+def less_mean_over_std(group: TrajectoryGroup) -> Sequence[Advantage] | npt.NDArray[np.float64]:
     """`less_mean`, divided by the standard deviation (n - 1 in the denominator) of the same rewards."""
-    _, all_rewards = _rewards(group)
+    return _relative(group, _over_std)
+
+
+_Values = npt.NDArray[np.float64]
+
+
+def _over_std(rewards: _Values, all_rewards: _Values) -> _Values:
     spread = float(all_rewards.std(ddof=1)) if len(all_rewards) > 1 else 0.0
-    return less_mean(group) / (spread + STD_FLOOR)
+    found: _Values = (rewards - float(all_rewards.mean())) / (spread + STD_FLOOR)
+    return found
+
+
+def _relative(
+    group: TrajectoryGroup, compared: Callable[[_Values, _Values], _Values]
+) -> Sequence[Advantage] | npt.NDArray[np.float64]:
+    """Compare the rewards of members with all rewards of their group; those of turns with those at the same turn."""
+    members, earlier = group.members, np.array(group.earlier_rewards, np.float64)
+    if not any(member.turn_rewards for member in members):
+        rewards = np.array([member.reward for member in members], np.float64)
+        return compared(rewards, np.concatenate([earlier, rewards]))
+    returns = [
+        _returns(member.turn_rewards) if member.turn_rewards else np.array([member.reward]) for member in members
+    ]
+    found = [np.empty(len(each)) for each in returns]
+    for turn in range(max(map(len, returns))):
+        here = np.array([each[min(turn, len(each) - 1)] for each in returns])
+        for mine, value in zip(found, compared(here, np.concatenate([earlier, here])), strict=True):
+            if turn < len(mine):
+                mine[turn] = value
+    return found
+
+
+def _returns(rewards: Sequence[float]) -> _Values:
+    """From each turn on: its reward and those that follow."""
+    found: _Values = np.cumsum(np.array(rewards, np.float64)[::-1])[::-1]
+    return found
+
+
+def is_known(advantage: Advantage) -> bool:
+    return bool(np.isfinite(advantage).all())
+
+
+def token_advantages(advantage: Advantage, sequence: TokenSequence) -> npt.NDArray[np.float64]:
+    """The advantage at each trained token of a member's sequence, 0 elsewhere."""
+    values = np.atleast_1d(np.asarray(advantage, np.float64))
+    return np.where(sequence.trained, values[np.clip(sequence.turns, 0, len(values) - 1)], 0.0)
 
 
 ADVANTAGES: Final[dict[str, AdvantageFunction]] = {"mean": less_mean, "mean-std": less_mean_over_std}
@@ -51,31 +102,37 @@ def advantage_function(name: str) -> AdvantageFunction:
     BadInput
     """
     if name in ADVANTAGES:
-        return ADVANTAGES[name]
+        return _unmasked(ADVANTAGES[name])
     hint = f"use {', '.join(ADVANTAGES)} or package.module:function"
-    return _checked(name, user_function("advantages", name, hint))
+    return _unmasked(_checked(name, user_function("advantages", name, hint)))
+
+
+def _unmasked(function: AdvantageFunction) -> AdvantageFunction:
+    """Members that are masked count in their group, and have no advantage of their own."""
+
+    def unmasked(group: TrajectoryGroup) -> Sequence[Advantage] | npt.NDArray[np.float64]:
+        values = function(group)
+        if not any(member.masked for member in group.members):
+            return values
+        return [np.nan if member.masked else value for member, value in zip(group.members, values, strict=True)]
+
+    return unmasked
 
 
 def _checked(name: str, function: Callable[[TrajectoryGroup], Any]) -> AdvantageFunction:
-    def checked(group: TrajectoryGroup) -> npt.NDArray[np.float64]:
-        values = np.asarray(function(group), np.float64)
-        if values.shape != (len(group.members),):
+    def checked(group: TrajectoryGroup) -> Sequence[Advantage]:
+        values = [np.asarray(value, np.float64) for value in function(group)]
+        if len(values) != len(group.members) or any(value.ndim > 1 or not value.size for value in values):
             raise BadInput(
-                f"advantages {name!r}: {values.shape} values for a group of {len(group.members)}: give one number for "
-                "each member"
+                f"advantages {name!r}: {len(values)} values for a group of {len(group.members)}: give one number for "
+                "each member, or an array with one for each of its turns"
             )
         for member, value in zip(group.members, values, strict=True):
-            if not np.isfinite(value):
+            if not is_known(value):
                 logger.warning("advantages %r: %s of %s: it is not trained on", name, value, member.trajectory_id)
-        return np.where(np.isfinite(values), values, np.nan)
+        return [value if is_known(value) else np.float64(np.nan) for value in values]
 
     return checked
-
-
-def _rewards(group: TrajectoryGroup) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Of the members that are trained here, and of all that were delivered."""
-    rewards = np.array([member.reward for member in group.members], np.float64)
-    return rewards, np.concatenate([np.array(group.earlier_rewards, np.float64), rewards])
 
 
 def user_function(where: str, name: str, hint: str) -> Callable[..., Any]:

@@ -4,8 +4,8 @@ Members of the file, all of them plain arrays (`numpy.load` reads them without t
 
 - ``header``: JSON text, as one string: format number, step, lineage, and the groups with their members in order. A
   member has the lengths of its sequences.
-- ``token_ids`` int32, ``trained`` bool, ``logprobs`` float32, ``temperatures`` float32, ``policy_versions`` int32: the
-  tokens of all sequences, one after another (`groups.TokenSequence`).
+- ``token_ids`` int32, ``trained`` bool, ``logprobs`` float32, ``temperatures`` float32, ``policy_versions`` int32,
+  ``turns`` int32: the tokens of all sequences, one after another (`groups.TokenSequence`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +41,10 @@ TOKEN_COLUMNS: dict[str, type[np.generic]] = {
     "logprobs": np.float32,
     "temperatures": np.float32,
     "policy_versions": np.int32,
+    "turns": np.int32,
 }
+_LATER_COLUMN = "turns"
+"""Files of earlier versions lack it; their members have no rewards of turns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,8 @@ class _StoredMember:
     first_version: int
     truncated: bool
     lengths: list[int]
+    masked: bool = False
+    turn_rewards: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +147,12 @@ def load_batch(path: Path) -> TrainingBatch:
         with open_plain(path) as raw, np.load(raw, allow_pickle=False) as file:
             check_not_packed(file)
             header = json.loads(str(file["header"]))
-            columns = {name: file[name].astype(dtype, copy=False) for name, dtype in TOKEN_COLUMNS.items()}
+            columns = {
+                name: file[name].astype(dtype, copy=False)
+                for name, dtype in TOKEN_COLUMNS.items()
+                if name in file or name != _LATER_COLUMN
+            }
+            columns.setdefault(_LATER_COLUMN, np.where(columns["trained"], np.int32(0), np.int32(-1)))
         if header.pop("heddle") != FORMAT:
             raise ValueError("it is another kind of file")
         version = header.pop("format")
@@ -190,6 +200,8 @@ def _group_header(group: TrajectoryGroup) -> dict[str, Any]:
                 "first_version": member.first_version,
                 "truncated": member.truncated,
                 "lengths": [len(one) for one in member.sequences],
+                "masked": member.masked,
+                "turn_rewards": list(member.turn_rewards),
             }
             for member in group.members
         ],
@@ -225,6 +237,8 @@ def _group(stored: _StoredGroup, sequences: Iterator[TokenSequence]) -> Trajecto
             tuple(next(sequences) for _ in member.lengths),
             member.first_version,
             member.truncated,
+            member.masked,
+            tuple(member.turn_rewards),
         )
         for member in stored.members
     )

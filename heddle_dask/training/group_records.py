@@ -8,13 +8,22 @@ becomes a reward.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.run_description import TURN_REWARDS
 from heddle_dask.records.token_record import NOT_SAMPLED_VERSION, TokenRecord
 from heddle_dask.records.trajectory import StepRecord, TrajectoryRecord
-from heddle_dask.training.groups import FinishedGroup, TokenSequence, TrainingTrajectory, TrajectoryGroup
+from heddle_dask.training.groups import (
+    FinishedGroup,
+    TokenSequence,
+    TrainingTrajectory,
+    TrajectoryGroup,
+    TruncatedAttempts,
+)
 from heddle_dask.training.trainable_sampling import check_step_is_trainable
 
 FEWEST_MEMBERS = 2
@@ -25,7 +34,10 @@ TOO_FEW = "too-few-members"
 
 
 def trajectory_group(
-    finished: FinishedGroup, lineage: str, earlier_rewards: tuple[float, ...] = ()
+    finished: FinishedGroup,
+    lineage: str,
+    earlier_rewards: tuple[float, ...] = (),
+    truncated: TruncatedAttempts = "count",
 ) -> TrajectoryGroup | None:
     """The part of a group that can be trained on; None: too few members have a reward and a sampled token.
 
@@ -35,6 +47,8 @@ def trajectory_group(
         The line of training whose weights sampled it.
     earlier_rewards
         Of late members (`FinishedGroup.late_for`): rewards of the members that were delivered before.
+    truncated
+        What becomes of attempts that ended at a limit.
 
     Raises
     ------
@@ -42,8 +56,9 @@ def trajectory_group(
         A sampled token has no logprob, or was sampled in a way that cannot be trained on (`trainable_sampling`); the
         message names the trajectory.
     """
-    members = tuple(member for record in finished.records if (member := training_trajectory(record)) is not None)
-    if not members or len(members) + len(earlier_rewards) < FEWEST_MEMBERS:
+    taken = [record for record in finished.records if truncated != "drop" or not was_truncated(record)]
+    members = tuple(member for record in taken if (member := training_trajectory(record, truncated)) is not None)
+    if all(member.masked for member in members) or len(members) + len(earlier_rewards) < FEWEST_MEMBERS:
         return None
     return TrajectoryGroup(
         finished.group_id,
@@ -56,7 +71,7 @@ def trajectory_group(
     )
 
 
-def training_trajectory(record: TrajectoryRecord) -> TrainingTrajectory | None:
+def training_trajectory(record: TrajectoryRecord, truncated: TruncatedAttempts = "count") -> TrainingTrajectory | None:
     """A trajectory that can be trained on; None if it has no reward or no sampled token.
 
     Raises
@@ -79,9 +94,29 @@ def training_trajectory(record: TrajectoryRecord) -> TrainingTrajectory | None:
     if first is None:
         return None
     first_version = int(record.branches[first.branch].policy_version[first.token_start])
+    is_truncated = was_truncated(record)
     return TrainingTrajectory(
-        record.trajectory_id, record.reward, tuple(sequences), first_version, was_truncated(record)
+        record.trajectory_id,
+        record.reward,
+        tuple(sequences),
+        first_version,
+        is_truncated,
+        masked=is_truncated and truncated == "mask",
+        turn_rewards=_turn_rewards(record),
     )
+
+
+def _turn_rewards(record: TrajectoryRecord) -> tuple[float, ...]:
+    given = record.metadata.get(TURN_REWARDS, ())
+    if not given or record.reward is None or not math.isclose(math.fsum(given), record.reward, abs_tol=1e-6):
+        return ()  # none, or the reward of the whole was replaced
+    turns = 1 + max(step.step_index for step in record.steps)
+    if len(given) > turns:
+        raise BadInput(
+            f"trajectory {record.trajectory_id}: its environment gives {len(given)} turn rewards for {turns} LLM "
+            "steps: give one for each, in order"
+        )
+    return (*(float(reward) for reward in given), *[0.0] * (turns - len(given)))
 
 
 def was_truncated(record: TrajectoryRecord) -> bool:
@@ -96,10 +131,12 @@ def _sequence(trajectory_id: str, branch: TokenRecord, steps: list[StepRecord]) 
     length = max(step.token_stop for step in steps)
     trained = np.zeros(length, np.bool_)
     temperatures = np.full(length, np.nan, np.float32)
+    turns = np.full(length, -1, np.int32)
     for step in steps:
         check_step_is_trainable(f"trajectory {trajectory_id}, step {step.step_index}", step)
         trained[step.token_start : step.token_stop] = True
         temperatures[step.token_start : step.token_stop] = step.temperature
+        turns[step.token_start : step.token_stop] = step.step_index
     logprobs = branch.logprobs[:length]
     _check_logprobs(trajectory_id, logprobs, trained)
     return TokenSequence(
@@ -108,6 +145,7 @@ def _sequence(trajectory_id: str, branch: TokenRecord, steps: list[StepRecord]) 
         logprobs=np.where(trained, logprobs, np.float32(np.nan)),
         temperatures=temperatures,
         policy_versions=np.where(trained, branch.policy_version[:length], np.int32(NOT_SAMPLED_VERSION)),
+        turns=turns,
     )
 
 

@@ -19,6 +19,9 @@ from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.training.prefix_sampling import PrefixRule
 
 LateMembers = Literal["cancel", "keep"]
+TruncatedAttempts = Literal["count", "mask", "drop"]
+"""``"count"``: an attempt that ended at a limit is a member as any other. ``"mask"``: its reward counts in its group,
+and none of its tokens is trained. ``"drop"``: it is no member."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,8 @@ class TokenSequence:
         with; nan where `trained` is False.
     policy_versions
         Number of the version that sampled the token; -1 where `trained` is False.
+    turns
+        Number of the LLM step that sampled the token, from 0; -1 where `trained` is False.
     """
 
     token_ids: npt.NDArray[np.int32]
@@ -136,6 +141,7 @@ class TokenSequence:
     logprobs: npt.NDArray[np.float32]
     temperatures: npt.NDArray[np.float32]
     policy_versions: npt.NDArray[np.int32]
+    turns: npt.NDArray[np.int32]
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -151,6 +157,10 @@ class TrainingTrajectory:
         Number of the version that sampled its first token.
     truncated
         Whether it ended at a limit of tokens, steps or time.
+    masked
+        Its reward counts in its group, and it is not trained on (`advantages.advantage_function`).
+    turn_rewards
+        Reward of each LLM step (`environments.base.Reward.turns`); empty: only the whole has one.
     """
 
     trajectory_id: str
@@ -158,6 +168,8 @@ class TrainingTrajectory:
     sequences: tuple[TokenSequence, ...]
     first_version: int
     truncated: bool = False
+    masked: bool = False
+    turn_rewards: tuple[float, ...] = ()
 
     @property
     def trained_tokens(self) -> int:

@@ -34,6 +34,7 @@ from heddle_dask.training.buffer_events import (
     LineageBegan,
 )
 from heddle_dask.training.group_records import FEWEST_MEMBERS, TOO_FEW
+from heddle_dask.training.groups import TruncatedAttempts
 
 EMPTY_DRAWS = 10
 """Default number of draws without a group to learn from after which a run ends."""
@@ -57,12 +58,16 @@ class BatchRule:
         False where more groups run than batches need, and the first to finish count: nothing is waited for.
     empty_draws
         A draw is as many arrivals as a batch has groups; after so many without anything to learn the run ends.
+    truncated
+        What becomes of attempts that ended at a limit. The default is ``"count"``: to end within the limits is part of
+        a task, and what masks the others learns nothing from the longest.
     """
 
     groups: int
     bound: StalenessBound
     waits_for_oldest: bool = True
     empty_draws: int = EMPTY_DRAWS
+    truncated: TruncatedAttempts = "count"
 
     @classmethod
     def of(
@@ -71,6 +76,7 @@ class BatchRule:
         group_size: int,
         waits_for_oldest: bool = True,
         empty_draws: int = EMPTY_DRAWS,
+        truncated: TruncatedAttempts = "count",
     ) -> BatchRule:
         """The rule for groups of `group_size` members.
 
@@ -88,7 +94,7 @@ class BatchRule:
                 f"a batch of {bound.batch_trajectories} trajectories cannot be made of groups of {group_size}: "
                 f"use {sizes}"
             )
-        return cls(groups, bound, waits_for_oldest, empty_draws)
+        return cls(groups, bound, waits_for_oldest, empty_draws, truncated)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from heddle_dask.training.advantages import AdvantageFunction, less_mean
+from heddle_dask.training.advantages import AdvantageFunction, advantage_function, is_known, token_advantages
 from heddle_dask.training.groups import TokenSequence, TrainingBatch
+
+LESS_MEAN = advantage_function("mean")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +33,12 @@ class SampleRow:
         trained.
     policy_versions
         int32: the version that sampled the token; -1 where not trained.
+    turns
+        int32: the LLM step that sampled the token, from 0; -1 where not trained.
+    token_advantages
+        float32: the advantage at each trained token, 0 elsewhere.
     advantage
-        Of its trajectory, for every trained token.
+        Of its trajectory, for every trained token; where turns have rewards of their own, the mean over its tokens.
     reward
         Of its trajectory. The rows of a trajectory share one reward: sum over trajectories, not over rows.
     first_of_trajectory
@@ -46,6 +52,8 @@ class SampleRow:
     logprobs: npt.NDArray[np.float32]
     temperatures: npt.NDArray[np.float32]
     policy_versions: npt.NDArray[np.int32]
+    turns: npt.NDArray[np.int32]
+    token_advantages: npt.NDArray[np.float32]
     advantage: float
     reward: float
     first_of_trajectory: bool
@@ -59,13 +67,8 @@ class SampleRow:
     def __len__(self) -> int:
         return len(self.token_ids)
 
-    @property
-    def token_advantages(self) -> npt.NDArray[np.float32]:
-        """The advantage at each trained token, 0 elsewhere."""
-        return np.where(self.trained, np.float32(self.advantage), np.float32(0.0))
 
-
-def sample_rows(batch: TrainingBatch, advantages: AdvantageFunction = less_mean) -> Iterator[SampleRow]:
+def sample_rows(batch: TrainingBatch, advantages: AdvantageFunction = LESS_MEAN) -> Iterator[SampleRow]:
     """The rows of a batch: groups, members and branches in their order; none of a member whose advantage is unknown.
 
     Raises
@@ -78,12 +81,14 @@ def sample_rows(batch: TrainingBatch, advantages: AdvantageFunction = less_mean)
         # Late members are of the same group as the earlier ones.
         group_id = group.late_for or group.group_id
         for member, advantage in zip(group.members, values, strict=True):
-            if not np.isfinite(advantage):
+            if not is_known(advantage):
                 continue
             for index, one in enumerate(member.sequences):
+                at_tokens = token_advantages(advantage, one)
                 yield SampleRow(
                     **{name: getattr(one, name) for name in TokenSequence.__slots__},
-                    advantage=float(advantage),
+                    token_advantages=at_tokens.astype(np.float32),
+                    advantage=float(at_tokens[one.trained].mean()),
                     reward=member.reward,
                     first_of_trajectory=index == 0,
                     trajectory_id=member.trajectory_id,

@@ -35,7 +35,13 @@ from heddle_dask.training.buffer_events import (
     event_to_body,
 )
 from heddle_dask.training.group_records import TOO_FEW, training_trajectory, trajectory_group
-from heddle_dask.training.groups import FinishedGroup, TrainingBatch, TrainingTrajectory, TrajectoryGroup
+from heddle_dask.training.groups import (
+    FinishedGroup,
+    TrainingBatch,
+    TrainingTrajectory,
+    TrajectoryGroup,
+    TruncatedAttempts,
+)
 from heddle_dask.training.sample_buffer import BatchRule, BatchWaits, SampleBuffer
 
 BUFFER_LOG = "buffer.journal"
@@ -95,7 +101,7 @@ class StoredSamples:
         try:
             events = _Events(folder / BUFFER_LOG)
             buffer = SampleBuffer.replayed(rule, events.lineage, events)
-            restored = _Restored(run)
+            restored = _Restored(run, rule.truncated)
             groups = {group.group_id: restored.group(group) for group in buffer.waiting}
             samples = cls(folder, log, buffer, groups)
             for batch in buffer.open_batches:
@@ -135,7 +141,7 @@ class StoredSamples:
             self.buffer.end(finished.group_id)
             return ()
         earlier = self.buffer.rewards_of(finished.late_for) if finished.late_for else ()
-        group = trajectory_group(finished, lineage, earlier)
+        group = trajectory_group(finished, lineage, earlier, self.buffer.rule.truncated)
         if group is None:
             tokens = [record.generated_tokens for record in finished.records]
             return self.drop(finished.group_id, finished.environment, TOO_FEW, tokens)
@@ -239,8 +245,9 @@ class _Events(Iterable[BufferEvent]):
 class _Restored:
     """Groups from the store of a run."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, truncated: TruncatedAttempts) -> None:
         self._run = run
+        self._truncated = truncated
         self._reader: RunReader | None = None
         self._rows: dict[str, int] = {}
 
@@ -267,7 +274,7 @@ class _Restored:
             ids = self._reader.column("trajectories/id").tolist()
             self._rows = {name: row for row, name in enumerate(ids)}
         row = self._rows.get(trajectory_id)
-        member = None if row is None else training_trajectory(self._reader.trajectory(row))
+        member = None if row is None else training_trajectory(self._reader.trajectory(row), self._truncated)
         if member is None:
             raise BadInput(
                 f"{self._run} lacks the trajectory {trajectory_id} that the log of the samples names: recover it from "

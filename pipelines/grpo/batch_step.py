@@ -104,7 +104,7 @@ class BatchStep:
             prox=_joined(micro, prox) if prox else logprobs.detach(),
             behaviour=_tensor([one.logprobs for one in micro], device),
             reference=_joined(micro, reference) if reference else None,
-            advantages=_tensor([np.full(len(one.targets), one.advantage, np.float32) for one in micro], device),
+            advantages=_tensor([one.advantages for one in micro], device),
         )
         losses = self._loss(inputs, self._spec)
         weight = _tensor([np.full(len(one.targets), weights[one.trajectory], np.float32) for one in micro], device)
@@ -141,9 +141,9 @@ class BatchStep:
 _NOTHING = TrainedSequence(
     number=-1,
     trajectory=-1,
-    advantage=0.0,
     token_ids=np.zeros(2, np.int64),
     targets=np.ones(1, np.int64),
+    advantages=np.zeros(1, np.float32),
     logprobs=np.zeros(1, np.float32),
     temperatures=np.ones(1, np.float32),
     versions=np.zeros(1, np.int32),

@@ -31,7 +31,7 @@ class LossInputs:
     reference
         Of the reference model; None where none is asked for.
     advantages
-        Of the token's trajectory.
+        Of the token's trajectory, or of its turn.
     """
 
     logprobs: torch.Tensor

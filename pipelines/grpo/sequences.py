@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.training.advantages import AdvantageFunction
+from heddle_dask.training.advantages import AdvantageFunction, is_known, token_advantages
 from heddle_dask.training.groups import TokenSequence, TrainingBatch
 
 
@@ -32,9 +32,9 @@ class TrainedSequence:
 
     number: int
     trajectory: int
-    advantage: float
     token_ids: npt.NDArray[np.int64]
     targets: npt.NDArray[np.int64]
+    advantages: npt.NDArray[np.float32]
     logprobs: npt.NDArray[np.float32]
     temperatures: npt.NDArray[np.float32]
     versions: npt.NDArray[np.int32]
@@ -64,22 +64,23 @@ def trained_sequences(
             for sequence in member.sequences:
                 where = f"trajectory {member.trajectory_id} of batch {batch.step}"
                 _check(where, sequence, vocabulary, longest)
-                if sequence.trained.any() and np.isfinite(advantage):
-                    found.append(_cut(len(found), trajectory, float(advantage), sequence))
+                if sequence.trained.any() and is_known(advantage):
+                    at_tokens = token_advantages(advantage, sequence)
+                    found.append(_cut(len(found), trajectory, at_tokens, sequence))
             trajectory += 1
     if not found:
         raise BadInput(f"batch {batch.step} has no sampled token with a known advantage: nothing can be trained")
     return found
 
 
-def _cut(number: int, trajectory: int, advantage: float, sequence: TokenSequence) -> TrainedSequence:
+def _cut(number: int, trajectory: int, advantages: npt.NDArray[np.float64], sequence: TokenSequence) -> TrainedSequence:
     targets = np.flatnonzero(sequence.trained)
     return TrainedSequence(
         number,
         trajectory,
-        advantage,
         sequence.token_ids[: targets[-1] + 1].astype(np.int64),
         targets.astype(np.int64),
+        advantages[targets].astype(np.float32),
         sequence.logprobs[targets],
         sequence.temperatures[targets],
         sequence.policy_versions[targets],

@@ -14,7 +14,7 @@ import gymnasium
 import pytest
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.environments.base import EnvironmentFailed, Reply, Task
+from heddle_dask.environments.base import EnvironmentFailed, Reply, Reward, Task
 from heddle_dask.environments.gymnasium_adapter import GymnasiumEnvironment, parse_action
 
 
@@ -49,7 +49,7 @@ def play(environment: GymnasiumEnvironment, replies: Sequence[str]) -> tuple[Any
     context = ScriptedContext(replies)
     task = environment.tasks(1, seed=3)[0]
     reward = asyncio.run(environment.solve(task, context))  # type: ignore[arg-type]
-    return reward, context
+    return Reward.of(reward).value, context
 
 
 def test_frozen_lake_is_solved_by_the_known_path() -> None:
@@ -133,8 +133,9 @@ class Recorder:
 
 def test_calls_come_in_order_on_one_other_thread() -> None:
     calls: list[tuple[str, Any, int]] = []
-    reward, context = play(GymnasiumEnvironment(lambda: Recorder(calls)), [" go ", "too long", "end"])
-    assert reward == 1.0
+    environment, context = GymnasiumEnvironment(lambda: Recorder(calls)), ScriptedContext([" go ", "too long", "end"])
+    reward = asyncio.run(environment.solve(environment.tasks(1, seed=3)[0], context))  # type: ignore[arg-type]
+    assert reward is not None and (reward.value, reward.turns) == (1.0, (0.5, 0.0, 0.5))
     assert [name for name, _, _ in calls] == ["reset", "step", "step", "close"]
     assert [value for name, value, _ in calls if name == "step"] == ["go", "end"]
     assert len({thread for _, _, thread in calls}) == 1

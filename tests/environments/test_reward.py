@@ -49,6 +49,18 @@ def test_parts_and_metadata_are_kept_as_they_are_stored() -> None:
     assert Reward.of(made) is made
 
 
+def test_rewards_of_turns_sum_up_to_the_value_and_are_stored() -> None:
+    made = Reward(None, turns=[0.1, 0.2, 1], metadata={"why": "x"})
+    assert made.value == pytest.approx(1.3)
+    assert made.metadata == {"why": "x", "turn_rewards": [0.1, 0.2, 1.0]}
+    assert replace(made, metadata={}).metadata == {"turn_rewards": [0.1, 0.2, 1.0]}
+    assert Reward(1.0, turns=(0.5, 0.5)).value == 1.0
+    with pytest.raises(BadInput, match="its turns sum up to 1, and its value is 2"):
+        Reward(2.0, turns=(0.5, 0.5))
+    unknown = Reward(None, turns=(0.5, math.nan))
+    assert unknown.value is None and unknown.unknown == "the reward is nan"
+
+
 @pytest.mark.parametrize("parts", [[1.0], {"a": None}, {"a": "1"}, {1: 1.0}, 5])
 def test_bad_parts_are_refused(parts: Any) -> None:
     with pytest.raises(BadInput, match="reward"):

@@ -150,7 +150,7 @@ def test_parts_keep_trajectories_whole(lengths: list[int], parts: int) -> None:
 def _sequence(number: int, length: int) -> TrainedSequence:
     plain = np.zeros(1, np.float32)
     ids = np.zeros(length + 1, np.int64)
-    return TrainedSequence(number, number, 0.0, ids, np.array([length]), plain, plain + 1, plain.astype(np.int32))
+    return TrainedSequence(number, number, ids, np.array([length]), plain, plain, plain + 1, plain.astype(np.int32))
 
 
 def test_several_steps_clip_around_the_policy_before_the_batch(packing: Policy) -> None:

@@ -88,9 +88,9 @@ async def sampled(client: EngineClient, checkpoint: Path) -> tuple[list[TrainedS
         TrainedSequence(
             number,
             number,
-            0.0,
             np.array([*prompt, *result.token_ids], np.int64),
             len(prompt) + np.arange(len(result.token_ids)),
+            np.zeros(len(result.token_ids), np.float32),
             np.array(result.logprobs, np.float32),
             np.full(len(result.token_ids), temperature, np.float32),
             np.ones(len(result.token_ids), np.int32),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,6 +19,8 @@ def a_batch() -> TrainingBatch:
     group = trajectory_group(finished_group("g", (0.1, 1 / 3, -0.0)), "a")
     late = trajectory_group(finished_group("g+1", (1e-300,), late_for="g"), "a", (0.1, 1 / 3, -0.0))
     assert isinstance(group, TrajectoryGroup) and isinstance(late, TrajectoryGroup)
+    first, *others = group.members
+    group = replace(group, members=(replace(first, masked=True, turn_rewards=(0.1,)), *others))
     return TrainingBatch(12, "a", (group, late))
 
 
@@ -41,6 +44,19 @@ def test_numpy_alone_reads_it(tmp_path):
         header = json.loads(str(file["header"]))
         assert header["groups"][0]["members"][1]["reward"] == 1 / 3
         assert file["token_ids"][file["trained"]].tolist() == [10, 11, 12, 13] * 4
+
+
+def test_a_file_of_a_version_without_turns_is_read(tmp_path):
+    save_batch(a_batch(), tmp_path / "b.npz")
+    with np.load(tmp_path / "b.npz", allow_pickle=False) as file:
+        columns = {name: file[name] for name in file if name not in ("header", "turns")}
+        header = json.loads(str(file["header"]))
+    for group in header["groups"]:
+        for member in group["members"]:
+            del member["masked"], member["turn_rewards"]
+    np.savez(tmp_path / "older.npz", header=np.array(json.dumps(header)), **columns)
+    (first, _, _), _ = (group.members for group in load_batch(tmp_path / "older.npz").groups)
+    assert not first.masked and first.sequences[0].turns.tolist() == [-1] * 3 + [0] * 4
 
 
 def test_every_cut_of_the_file_is_refused_in_one_line(tmp_path):

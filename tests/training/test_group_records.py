@@ -12,6 +12,7 @@ from worlds.record_builders import agent_runs, plain_trajectory, steady
 from worlds.training_builders import finished_group, sampled_step, trained_record
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.run_description import TURN_REWARDS
 from heddle_dask.records.token_record import Attribution, TokenRecord
 from heddle_dask.training.group_records import (
     training_trajectory,
@@ -90,6 +91,34 @@ def test_late_members_count_with_those_that_came_before():
     assert trajectory_group(late, "a") is None
     group = trajectory_group(late, "a", earlier_rewards=(0.0, 0.0))
     assert (group.late_for, group.earlier_rewards, group.has_variance) == ("g", (0.0, 0.0), True)
+
+
+@pytest.mark.parametrize(
+    ("truncated", "members", "masked"),
+    [("count", ["g/0", "g/1", "g/2"], []), ("mask", ["g/0", "g/1", "g/2"], ["g/1"]), ("drop", ["g/0", "g/2"], [])],
+)
+def test_an_attempt_that_was_truncated_counts_is_masked_or_is_no_member(truncated, members, masked):
+    finished = finished_group("g", (1.0, 0.0, 0.0))
+    records = [replace(record, status="truncated") if at == 1 else record for at, record in enumerate(finished.records)]
+    group = trajectory_group(replace(finished, records=tuple(records)), "a", truncated=truncated)
+    assert [member.trajectory_id for member in group.members] == members
+    assert [member.trajectory_id for member in group.members if member.masked] == masked
+    every = tuple(replace(record, status="truncated") for record in records)
+    whole = trajectory_group(replace(finished, records=every), "a", truncated=truncated)
+    assert (whole is None) == (truncated != "count"), "nothing would be trained"
+
+
+def test_a_turn_is_an_llm_step_and_more_rewards_than_steps_are_refused():
+    record = replace(trained_record("t", "g", 1.0, versions=(0, 0, 0), tokens=2), metadata={TURN_REWARDS: [0.5, 0.5]})
+    member = training_trajectory(record)
+    assert member.turn_rewards == (0.5, 0.5, 0.0)
+    (sequence,) = member.sequences
+    assert sequence.turns[sequence.trained].tolist() == [0, 0, 1, 1, 2, 2]
+    assert set(sequence.turns[~sequence.trained]) == {-1}
+    with pytest.raises(BadInput, match="gives 4 turn rewards for 3 LLM steps"):
+        training_trajectory(replace(record, metadata={TURN_REWARDS: [0.25] * 4}))
+    other = replace(record, metadata={TURN_REWARDS: [1.0, 1.0]})
+    assert training_trajectory(other).turn_rewards == (), "another reward was given in place of theirs"
 
 
 @pytest.mark.parametrize(

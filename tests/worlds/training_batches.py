@@ -25,6 +25,7 @@ def token_sequence(rng: np.random.Generator, length: int, version: int = 0) -> T
         np.where(trained, -6 * rng.random(length), np.nan).astype(np.float32),
         np.where(trained, rng.choice([0.7, 1.0]), np.nan).astype(np.float32),
         np.where(trained, version, -1).astype(np.int32),
+        np.where(trained, np.arange(length) >= length // 2, -1).astype(np.int32),
     )
 
 

@@ -93,6 +93,7 @@ def assert_same_batch(one: TrainingBatch, other: TrainingBatch) -> None:
     for left, right in zip(one.groups, other.groups, strict=True):
         assert BufferedGroup.of(left) == BufferedGroup.of(right)
         for member, same in zip(left.members, right.members, strict=True):
+            assert (member.masked, member.turn_rewards) == (same.masked, same.turn_rewards)
             for sequence, equal in zip(member.sequences, same.sequences, strict=True):
                 for name in sequence.__slots__:
                     found, expected = getattr(sequence, name), getattr(equal, name)

@@ -94,6 +94,20 @@ def _rollout_options(function: F) -> F:
     is_flag=True,
     help="Ask skewed tasks again behind the beginning of an earlier attempt (docs/groups.md).",
 )
+@click.option(
+    "--truncated",
+    type=click.Choice(["count", "mask", "drop"]),
+    default="count",
+    show_default=True,
+    help="Attempts that end at a limit: as others, reward only, or left out (docs/groups.md).",
+)
+@click.option(
+    "--max-repeats",
+    type=WholeNumber(0),
+    default=3,
+    show_default=True,
+    help="How often a task is asked for again whose group became too old.",
+)
 @click.option("--lr", type=POSITIVE, default=1e-5, show_default=True, help="Learning rate.")
 @click.option("--lora", type=COUNT, default=None, help="Rank: train an adapter [default: all weights].")
 @click.option(

@@ -119,6 +119,7 @@ class TrainOrder:
             "samples": self.groups.members,
             "seed": rollout["seed"],
             "temperature": rollout["temperature"],
+            "truncated": self.rule.truncated,
             "limits": list(rollout.object_of(Budget).replayed.values()),
             "lora_rank": self.trainer.get("lora_rank", 0),
             "steps": self.plan.steps,
@@ -158,13 +159,14 @@ def _groups(options: Mapping[str, Any], plan: TrainingPlan) -> tuple[GroupPlan, 
         redundant_trajectories=running - groups * samples,
     )
     is_redundant = options["extra_groups"] > 0 or options["extra_samples"] > 0
-    rule = BatchRule.of(bound, samples, waits_for_oldest=not is_redundant)
+    rule = BatchRule.of(bound, samples, waits_for_oldest=not is_redundant, truncated=options["truncated"])
     plan_of_groups = GroupPlan(
         samples,
         options["extra_samples"],
         rule.groups,
         options["extra_groups"],
         options["late"],
+        max_repeats=options["max_repeats"],
         staleness=bound,
         weights=WeightUpdatePolicy(order=options["update_order"], keep_kv=options["keep_kv"]),
         prefixes=PrefixRule() if options["prefix_sampling"] else None,
