@@ -26,6 +26,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "paper": "commands.paper",
         "passes": "commands.passes",
         "predictor": "commands.predictor",
+        "prefix": "commands.prefix",
         "records": "run_files",
         "redundancy": "commands.redundancy",
         "report": "report",

@@ -32,6 +32,8 @@ _KEYS = {
     "job": ("kind", "of", "job", "code"),
     "live": ("kind", "workload", "seed", "simulated", "conditions", "arm", "repeat"),
     "fidelity": ("kind", "workload", "seed", "conditions", "arm", "repeat"),
+    "training": ("kind", "env", "seed", "conditions", "arm"),
+    "evaluation": ("kind", "env", "seed", "conditions", "arm", "number"),
 }
 
 

@@ -103,6 +103,25 @@ def test_a_branch_is_read_back_as_a_conversation() -> None:
     assert [m.text for m in other[3:]] == ["4", "It is 4."]
 
 
+def test_a_reply_of_another_attempt_is_an_assistants_message_that_teaches_nothing() -> None:
+    talk = Conversation()
+    talk.say("user", "Add.")
+    talk.say("assistant", FIRST_REPLY, Attribution.PREFIX)
+    talk.say("tool", "3", Attribution.TOOL)
+    talk.reply("It is 3.")
+    record = talk.record(metadata={"prefix": {"source": "t/9"}})
+    messages = told_branches(record, decode)[0]
+    assert [(m.role, m.is_sampled) for m in messages[1:]] == [
+        ("assistant", False),
+        ("tool", False),
+        ("assistant", True),
+    ]
+    assert messages[1].text == FIRST_REPLY and messages[1].step is None
+    (line,) = chat_lines(record, decode)
+    assert [m["weight"] for m in line["messages"] if m["role"] == "assistant"] == [0, 1]
+    assert verifiers_trace(record, RUN, decode)["info"]["prefix"] == {"source": "t/9"}
+
+
 def test_a_reply_that_the_program_began_is_one_message() -> None:
     talk = Conversation()
     talk.say("user", "Add.")
@@ -117,9 +136,11 @@ def test_a_reply_that_the_program_began_is_one_message() -> None:
 def forked_talks(draw: Any) -> TrajectoryRecord:
     talk = Conversation()
     talk.say("user", draw(st.text("ab", min_size=1, max_size=3)))
-    for move in draw(st.lists(st.sampled_from(["reply", "user", "tool", "fork"]), max_size=8)):
+    for move in draw(st.lists(st.sampled_from(["reply", "replayed", "user", "tool", "fork"]), max_size=8)):
         if move == "reply":
             talk.reply(draw(st.text("xy", min_size=1, max_size=3)), draw(st.sampled_from([-0.25, math.nan])))
+        elif move == "replayed":
+            talk.say("assistant", draw(st.text("xy", min_size=1, max_size=3)), Attribution.PREFIX)
         elif move == "fork":
             talk.fork(draw(st.none() | st.integers(1, len(talk.branches[-1]))))
         else:

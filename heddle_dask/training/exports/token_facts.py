@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from heddle_dask.records.trajectory import StepRecord, TrajectoryRecord
+from heddle_dask.records.trajectory_prefix import PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,4 +89,5 @@ def record_facts(record: TrajectoryRecord) -> dict[str, Any]:
         "reward_cause": record.reward_cause,
         "reward_parts": dict(record.reward_parts),
         "seconds": finite(record.finished_s - record.started_s),
+        **({PREFIX: record.metadata[PREFIX]} if PREFIX in record.metadata else {}),
     }

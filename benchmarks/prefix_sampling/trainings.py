@@ -1,0 +1,138 @@
+"""Trainings with and without prefix sampling, by the command of users, and a row for each of their evaluations.
+
+A training is a directory: one that has begun is resumed, one that has ended is read. So a study of hours may be
+interrupted at any time. Seconds are those of the trainings' own logs, the time between two sessions left out.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.row_file import Row, RowFile
+from heddle_dask.core.errors import BadInput
+from heddle_dask.records.reader import RunReader
+from heddle_dask.records.trajectory_prefix import PREFIX
+from heddle_dask.training.json_lines import read_lines
+from heddle_dask.training.run_directory import TrainingDirectory
+
+ARMS: Final[Mapping[str, Sequence[str]]] = {"baseline": (), "prefix": ("--prefix-sampling",)}
+_LOOK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRun:
+    """One training. `options` are those that both arms share; they name it in rows."""
+
+    env: str
+    seed: int
+    arm: str
+    options: tuple[str, ...]
+    folder: Path
+
+    @property
+    def key(self) -> Row:
+        shared = {"env": self.env, "seed": self.seed, "arm": self.arm}
+        return {"kind": "training", **shared, "conditions": " ".join(self.options)}
+
+    @property
+    def directory(self) -> TrainingDirectory:
+        return TrainingDirectory(self.folder / f"{self.env.replace(':', '-')}-{self.seed}-{self.arm}")
+
+    @property
+    def command(self) -> list[str]:
+        out = self.directory
+        resumes = ("--resume",) if out.is_training() else ()
+        program = "from heddle_dask.cli.main import main; main()"
+        given = ("--env", self.env, "--seed", str(self.seed), "--out", str(out.path), *self.options)
+        return [sys.executable, "-c", program, "train", *given, *ARMS[self.arm], *resumes]
+
+
+def train(run: StudyRun, rows: RowFile, code: str) -> Iterator[Row]:
+    """Run a training to its end; yields each new row, of its evaluations and at last of itself.
+
+    Raises
+    ------
+    BadInput
+        The training failed: its own lines say why.
+    """
+    if rows.find(run.key) is not None:
+        return
+    process = subprocess.Popen(run.command, stdout=subprocess.DEVNULL)
+    try:
+        while process.poll() is None:
+            time.sleep(_LOOK_S)
+            yield from _new(run, rows, code)
+    except BaseException:
+        process.terminate()  # it ends after the step that is being trained
+        process.wait()
+        raise
+    yield from _new(run, rows, code)
+    if process.returncode:
+        raise BadInput(f"{run.directory.path}: heddle train ended with {process.returncode}: give the command again")
+    row = {**run.key, **_whole(run.directory), "code": code}
+    rows.add(row)
+    yield row
+
+
+def _new(run: StudyRun, rows: RowFile, code: str) -> Iterator[Row]:
+    for figures in evaluation_figures(read_lines(run.directory.metrics), read_lines(run.directory.evaluations)):
+        row = {**run.key, "kind": "evaluation", **figures, "code": code}
+        if rows.find(row) is None:
+            rows.add(row)
+            yield row
+
+
+def evaluation_figures(metrics: Sequence[Row], evaluations: Sequence[Row]) -> Iterator[dict[str, Any]]:
+    """Held-out reward with its interval, and the tokens and seconds that its weights took, in order of the weights.
+
+    A row of metrics counts seconds and tokens from the start of its process; a step that was trained twice counts
+    twice, as it cost.
+    """
+    spent: dict[int, tuple[float, float]] = {0: (0.0, 0.0)}
+    seconds = tokens = before_s = before_tokens = 0.0
+    for row in metrics:
+        now_s, now_tokens = float(row["elapsed_s"]), float(row["tokens_per_s"]) * float(row["elapsed_s"])
+        if now_s < before_s:  # a new process
+            before_s = before_tokens = 0.0
+        seconds, tokens = seconds + now_s - before_s, tokens + now_tokens - before_tokens
+        before_s, before_tokens = now_s, now_tokens
+        spent[int(row["step"])] = (seconds, tokens)
+    newest = {int(row["number"]): row for row in evaluations}
+    for number, row in sorted(newest.items()):
+        if number in spent and row["reward"] is not None:
+            after_s, after = spent[number]
+            interval = [round(each, 4) for each in row["reward_ci"]]
+            yield {
+                "number": number,
+                "reward": round(row["reward"], 4),
+                "reward_ci": interval,
+                "seconds": round(after_s, 1),
+                "tokens": round(after),
+            }
+
+
+def _whole(directory: TrainingDirectory) -> dict[str, Any]:
+    """What a training that has ended rolled out, and what its groups were worth."""
+    metrics = read_lines(directory.metrics)
+    run = RunReader(directory.rollout)
+    behind = sum(PREFIX in run.trajectory(row).metadata for row in range(len(run)))
+    return {
+        "steps": len(metrics),
+        "trajectories": len(run),
+        "behind_prefix": behind,
+        "without_variance_share": round(metrics[-1]["without_variance_share"], 4),
+    }
+
+
+def cost_to_score(rows: Sequence[Row], score: float) -> Row | None:
+    """The first evaluation of one training that has reached the score; None: none has."""
+    ordered = sorted(rows, key=lambda row: int(row["number"]))
+    missed = len(list(takewhile(lambda row: row["reward"] < score, ordered)))
+    return ordered[missed] if missed < len(ordered) else None
