@@ -17,6 +17,9 @@ from heddle_dask.core.errors import BadInput, is_finite
 Overlap = Literal["sync", "async"]
 SecondsOf = Callable[[int], float]
 
+NODES_APART = 4
+"""From so many nodes on, the trainer has whole ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class GpuSplit:
@@ -106,8 +109,8 @@ def best_split(
 def seconds_between(known: Mapping[int, float]) -> SecondsOf:
     """Seconds as a function of GPUs from some measured or simulated points.
 
-    Between two points a power of the number of GPUs; outside, that of the two nearest points, and never faster than
-    proportional. One point alone is taken to scale proportionally.
+    Between two points a power of the number of GPUs; outside, that of the two nearest points, but never faster than
+    proportional, nor slower with more GPUs. One point alone is taken to scale proportionally.
     """
     if not known or not all(count >= 1 and is_finite(s) and s > 0 for count, s in known.items()):
         raise BadInput(f"seconds by GPUs are {dict(known)!r}: give at least one number above 0, such as 8=120")
@@ -121,7 +124,7 @@ def seconds_between(known: Mapping[int, float]) -> SecondsOf:
         (low, low_s), (high, high_s) = points[at - 1], points[at]
         power = math.log(high_s / low_s) / math.log(high / low)
         if not low <= gpus <= high:
-            power = max(-1.0, power)
+            power = min(0.0, max(-1.0, power))
         near, near_s = (low, low_s) if gpus < high else (high, high_s)
         return float(near_s * (gpus / near) ** power)
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.cost.gpu_split import NODES_APART
 from heddle_dask.cost.hardware import MEMORY_SHARE, Gpu
 from heddle_dask.cost.training_memory import (
     TrainedModel,
@@ -80,7 +81,9 @@ class TrainerPlan:
         return replace(self.setup, ranks=ranks)
 
     def fitting(self) -> list[int]:
-        """The numbers of GPUs on which the trainer has room; it is within a node, and leaves the engines one.
+        """The numbers of GPUs on which the trainer has room; it is within a node, and leaves the engines one GPU.
+
+        Of four nodes and more it has a whole one.
 
         Raises
         ------
@@ -88,7 +91,8 @@ class TrainerPlan:
             There is none. Says what each GPU lacks, and what would help.
         """
         most = 1 if self.shares else min(self.gpus - 1, self.gpus_per_node)
-        found = [n for n in range(1, most + 1) if self._fits(self.with_ranks(n))]
+        least = most if self.gpus >= NODES_APART * self.gpus_per_node else 1
+        found = [n for n in range(least, most + 1) if self._fits(self.with_ranks(n))]
         if found:
             return found
         needs = trainer_bytes(self.model, self.with_ranks(most)).needed_memory_bytes

@@ -80,8 +80,7 @@ def test_the_readme_links_the_index() -> None:
 # -- pages that name code ---------------------------------------------------------------------------------
 
 PACKAGE = ROOT / "heddle_dask"
-# Experiments name files of their time.
-OF_TODAY = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted((DOCS / "decisions").glob("*.md"))]
+OF_TODAY = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 FOLDERS = {path.name for folder in (ROOT, PACKAGE) for path in folder.iterdir() if path.is_dir()} - {"runs"}
 
 

@@ -1,4 +1,4 @@
-"""The page of recipes: its figures are those of the rows, and its memory is that of the cost model."""
+"""The recipes: their figures are those of the rows, and their memory is that of the cost model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,21 @@ import pytest
 
 from heddle_dask.cost.engine_cost import gpu_of, model_of
 from heddle_dask.cost.hardware import kv_capacity_tokens
+from heddle_dask.cost.published import config_of
+from heddle_dask.cost.training_memory import TrainedModel, TrainerSetup, trainer_bytes
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")
+RECIPES = ROOT / "docs" / "recipes"
+PAGE = (RECIPES / "rollouts.md").read_text(encoding="utf-8")
 ROWS = [json.loads(line) for line in (ROOT / "benchmarks" / "plan_recipes.jsonl").read_text().splitlines()]
+
+TRAININGS = dict(
+    zip(
+        ("one-gpu", "one-node", "slurm"),
+        map(json.loads, (ROOT / "benchmarks" / "plan_training.jsonl").read_text().splitlines()),
+        strict=True,
+    )
+)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row["conditions"]["model"])
@@ -39,3 +50,40 @@ def test_memory_is_that_of_the_cost_model(name: str) -> None:
             assert text.strip() == "too little for a context" and tokens < 32_768
         else:
             assert float(number) * {"k": 1e3, "M": 1e6}[unit] == pytest.approx(tokens, rel=0.04)
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_memory_and_minutes_of_a_training_are_those_of_its_row(name: str) -> None:
+    page, row = (RECIPES / f"{name}.md").read_text(encoding="utf-8"), TRAININGS[name]
+    training = row["training"]
+    needed, states = (training["bytes_on_each_gpu"][part] / 1e9 for part in ("needed_memory_bytes", "states"))
+    assert f"| {needed:.1f} GB: {states:.1f} of weights" in page
+    assert f"{training['bytes_on_each_gpu']['activations'] / 1e9:.1f} of activations | computed |" in page
+    assert f"{training['most_pass_tokens']:,} tokens | computed |" in page
+    trajectories = f"| rollout of {training['batch']} trajectories ({training['batch_tokens'] / 1e3:,.0f} k tokens)"
+    (rolled,) = [line for line in page.splitlines() if line.startswith(trajectories)]
+    assert f"| {training['rollout_s'] / 60:.1f} min | simulated |" in rolled
+    assert (
+        f"| their training step | {training['trainer_s'] / 60:.1f} min | computed, at a quarter of the peak |" in page
+    )
+    assert re.search(rf"^\| a step.* {training['step_s'] / 60:.1f} min", page, re.MULTILINE)
+    saved = training["saved_bytes"]["--lora 32"] if name == "slurm" else min(training["saved_bytes"].values())
+    assert f"saves {saved / 1e9:.1f} GB" in page
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_memory_of_the_rows_is_that_of_the_formula(name: str) -> None:
+    row = TRAININGS[name]
+    setup = TrainerSetup(
+        ranks=row["training"]["trainer_gpus"],
+        lora_rank=32 if name == "one-gpu" else 0,
+        pass_tokens=row["training"]["pass_tokens"],
+    )
+    found = trainer_bytes(TrainedModel.of_config(config_of(row["conditions"]["model"])), setup)
+    for part, told in row["training"]["bytes_on_each_gpu"].items():
+        assert round(getattr(found, part)) == told, "print the rows again: benchmarks/README.md"
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_recipe_has_at_most_500_words(name: str) -> None:
+    assert len((RECIPES / f"{name}.md").read_text(encoding="utf-8").split()) <= 500

@@ -36,7 +36,9 @@ def test_full_8b_has_room_from_three_gpus_on_and_leaves_one_to_the_engines() -> 
 
 
 def test_the_trainer_stays_within_a_node() -> None:
-    assert replace(EIGHT, gpus=32).fitting() == [3, 4, 5, 6, 7, 8]
+    assert replace(EIGHT, gpus=16).fitting() == [3, 4, 5, 6, 7, 8]
+    assert replace(EIGHT, gpus=16).rollout_gpus([3, 4, 8]) == [8, 13]
+    assert replace(EIGHT, gpus=32).fitting() == [8], "whole nodes"
     assert replace(EIGHT, gpus=32).rollout_gpus([8]) == [24]
 
 

@@ -7,14 +7,18 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.cost.gpu_split import GpuSplit, Overlap, SecondsOf, best_split, scaling_law, seconds_between
+from heddle_dask.cost.gpu_split import (
+    NODES_APART,
+    GpuSplit,
+    Overlap,
+    SecondsOf,
+    best_split,
+    scaling_law,
+    seconds_between,
+)
 
 if TYPE_CHECKING:
     from heddle_dask.sim.plan import PlayedCandidate
-
-
-_NODES_APART = 4
-"""From so many nodes on, the trainer has whole ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ def split_answer(
     batch = request.batch or trajectories
     rollout_s = {one.gpus: one.makespan_s * batch / trajectories for one in best}
     total = request.total_gpus
-    step = gpus_per_node if total >= _NODES_APART * gpus_per_node else 1
+    step = gpus_per_node if total >= NODES_APART * gpus_per_node else 1
     found, tried = best_split(
         total,
         request.trainer,

@@ -14,6 +14,7 @@ from heddle_dask.cost.hardware import Gpu
 from heddle_dask.cost.published import config_of, gpu_of, model_of
 from heddle_dask.cost.training_memory import PEAK_SHARE, TrainedModel, TrainerSetup
 from heddle_dask.sim.trainer_plan import BatchTokens, TrainerOnGpus, TrainerPlan
+from heddle_dask.training.plan import plan_of_mode
 
 if TYPE_CHECKING:
     from heddle_dask.sim.clusters import Cluster
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
 
 BATCH = 64
 """Trajectories of a batch of ``heddle train`` unless it is told otherwise."""
-_BATCHES_AHEAD = 4
-"""Batches that are simulated at once where the rollout goes on while the trainer works: the next ones hide the tail of
-one."""
 _PARTS = ("states", "gathered", "activations", "logits", "workspace")
 
 
@@ -60,7 +58,8 @@ class TrainRequest:
         return cls(plan, options["batch"] or BATCH, options["overlap"])
 
     def simulated_trajectories(self, samples: int) -> int:
-        batches = 1 if self.overlap == "sync" or self.plan.shares else _BATCHES_AHEAD
+        """As many as run at once by the mode's defaults, so that the longest ones last no longer than their bound."""
+        batches = 1 if self.plan.shares else 1 + plan_of_mode(self.overlap, steps=1).depth
         return -(-self.batch * batches // samples) * samples
 
     def answer(
@@ -135,8 +134,8 @@ class TrainAnswer:
             f"for {self.kv_tokens / 1e3:,.0f} k tokens of KV in each engine",
             f"a step of {self.request.batch} trajectories ({self.tokens.tokens / 1e3:,.0f} k tokens): rollout "
             f"{best.rollout_s / 60:.1f} min (simulated), training {best.trainer_s / 60:.1f} min "
-            f"({self.split.request.told}); {overlap}: {best.step_s / 60:.1f} min; one after the other: "
-            f"{self.in_turn_s / 60:.1f} min",
+            f"({self.split.request.told}); {overlap}: {best.step_s / 60:.1f} min; one after the other: at "
+            f"least {self.in_turn_s / 60:.1f} min",
             f"where memory is short, saved on each GPU: {saved}",
             self._command(),
         ]
@@ -162,8 +161,9 @@ class TrainAnswer:
         }
 
     def _command(self) -> str:
-        plan = self.request.plan
-        words = [f"heddle train --model DIR --engines {self.engine_count}"]
+        """Engines of several GPUs are asked for in a cluster file."""
+        plan, tp = self.request.plan, self.tp_degree
+        words = ["heddle train --model DIR", f"--engines {self.engine_count}" if tp == 1 else "--cluster FILE"]
         if plan.shares:
             words.append(f"--trainer shares_gpus=true --gpu-memory-utilization {plan.engine_memory_share():.2f}")
         else:
@@ -171,8 +171,7 @@ class TrainAnswer:
         if plan.setup.lora_rank:
             words.append(f"--lora {plan.setup.lora_rank}")
         words.append(f"--batch {self.request.batch} …")
-        told = f" (engines of TP {self.tp_degree}: in a cluster file)" if self.tp_degree > 1 else ""
-        return " ".join(words) + told
+        return " ".join(words) + (f" (FILE: {self.engine_count} engines, tp-degree = {tp})" if tp > 1 else "")
 
 
 def _roomiest(answer: SplitAnswer) -> SplitAnswer:
