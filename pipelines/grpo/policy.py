@@ -66,7 +66,9 @@ class Policy:
         self.vocabulary = int(model.config.vocab_size)
         self.longest = int(getattr(model.config, "max_position_embeddings", 1 << 30))
         if recomputes(spec, device):
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            # Nothing is drawn at random in a layer.
+            again = {"use_reentrant": False, "preserve_rng_state": False}
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=again)
         self.model: Any = model
         self.trained = [weight for weight in model.parameters() if weight.requires_grad]
 

@@ -75,8 +75,8 @@ class StepMetrics:
         steps
             Optimiser steps that were counted: a token counts once in each pass.
         """
-        sums = torch.stack([self._sums[name] for name in _SUMS]).to(device)
-        maxima = torch.stack([self._maxima[name] for name in _MAXIMA]).to(device)
+        sums = torch.stack([self._sums[name].to(device) for name in _SUMS])
+        maxima = torch.stack([self._maxima[name].to(device) for name in _MAXIMA])
         if dist.is_initialized():
             dist.all_reduce(sums)
             dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
@@ -103,12 +103,13 @@ class StepMetrics:
         return found
 
     def _add(self, name: str, values: torch.Tensor) -> None:
-        self._sums[name] += values.sum(dtype=torch.float64).cpu()
+        # Where the values are: nothing waits for a GPU before `totals`.
+        self._sums[name] = self._sums[name].to(values.device) + values.sum(dtype=torch.float64)
 
     def _raise(self, name: str, values: torch.Tensor) -> None:
         if values.numel():
-            highest = values.max().double().cpu()
-            self._maxima[name] = torch.maximum(self._maxima[name], highest)
+            highest = values.max().double()
+            self._maxima[name] = torch.maximum(self._maxima[name].to(values.device), highest)
 
 
 def learning_rate(spec: TrainerSpec, number: int) -> float:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
+from weakref import WeakSet
 
 import numpy as np
 import torch
+from torch.utils.checkpoint import checkpoint
 
+from pipelines.grpo.attention import Segments
 from pipelines.grpo.sequences import TrainedSequence
+
+CHUNK_LOGITS: Final = 1 << 26
+"""Logits that exist at a time: a float32 array of them is 256 MiB, and forward and backward pass hold four."""
+# Output layers after which their models do more to the logits: soft caps, scales.
+_NOT_LAST: WeakSet[torch.nn.Module] = WeakSet()
+
+Picked = Callable[[torch.Tensor], torch.Tensor]
+"""From what a model gives for the columns it was asked for, (rows, columns, x), to one entry for each trained token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,36 +40,90 @@ class TokenLogprobs:
 
 
 def token_logprobs(
-    model: Any, sequences: Sequence[TrainedSequence], device: torch.device, *, packed: bool
+    model: Any,
+    sequences: Sequence[TrainedSequence],
+    device: torch.device,
+    *,
+    packed: bool,
+    chunk_logits: int = CHUNK_LOGITS,
 ) -> TokenLogprobs:
-    """Run the model; the output layer only where a trained token is predicted."""
-    run = _packed_logits if packed else _padded_logits
-    logits = run(model, sequences, device).float()
+    """Run the model; the output layer only where a trained token is predicted, on a chunk of tokens at a time.
+
+    The backward pass makes the logits of a chunk again, so there are never more than `chunk_logits` of them. A model
+    that changes what its output layer gives has all of them at once.
+    """
+    inputs, picked = (_packed if packed else _padded)(sequences, device)
     temperatures = torch.from_numpy(np.concatenate([one.temperatures for one in sequences])).to(device)
     labels = torch.from_numpy(np.concatenate([one.token_ids[one.targets] for one in sequences])).to(device)
-    logprobs = torch.log_softmax(logits / temperatures[:, None], -1)
+    layer = model.get_output_embeddings()
+    rows = max(1, chunk_logits // int(model.config.vocab_size))
+    scores = None if layer in _NOT_LAST else _scored_inside(model, inputs, picked, labels, temperatures, rows)
+    if scores is None:
+        _NOT_LAST.add(layer)
+        scores = _scores(picked(model(**inputs).logits), labels, temperatures)
+    return TokenLogprobs(scores[:, 0], scores[:, 1].detach())
+
+
+def _scored_inside(
+    model: Any,
+    inputs: dict[str, Any],
+    picked: Picked,
+    labels: torch.Tensor,
+    temperatures: torch.Tensor,
+    rows: int,
+) -> torch.Tensor | None:
+    """The scores, made where the model makes its logits: shards are gathered there. None: the model changed them."""
+    layer = model.get_output_embeddings()
+    whole = layer.forward
+
+    def score(hidden: torch.Tensor, labels: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+        return _scores(whole(hidden), labels, temperatures)
+
+    def in_chunks(hidden: torch.Tensor) -> torch.Tensor:
+        hidden = picked(hidden)
+        if len(labels) <= rows:
+            made = score(hidden, labels, temperatures)
+        else:
+            parts = zip(hidden.split(rows), labels.split(rows), temperatures.split(rows), strict=True)
+            again = {"use_reentrant": False, "preserve_rng_state": False}
+            made = torch.cat([checkpoint(score, *part, **again) for part in parts])
+        given.append(made)
+        return made
+
+    given: list[torch.Tensor] = []
+    layer.forward = in_chunks
+    try:
+        found = model(**inputs).logits
+    finally:
+        del layer.forward
+    return given[0] if found is given[0] else None
+
+
+def _scores(logits: torch.Tensor, labels: torch.Tensor, temperatures: torch.Tensor) -> torch.Tensor:
+    """Logprob and entropy of each token."""
+    logprobs = torch.log_softmax(logits.float() / temperatures[:, None], -1)
     with torch.no_grad():
-        entropy = -(logprobs.exp() * logprobs).sum(-1)
-    return TokenLogprobs(logprobs.gather(-1, labels[:, None]).squeeze(-1), entropy)
+        entropy = -logprobs.exp().mul_(logprobs).sum(-1)
+    return torch.stack([logprobs.gather(-1, labels[:, None]).squeeze(-1), entropy], -1)
 
 
-def _packed_logits(model: Any, sequences: Sequence[TrainedSequence], device: torch.device) -> torch.Tensor:
+def _packed(sequences: Sequence[TrainedSequence], device: torch.device) -> tuple[dict[str, Any], Picked]:
     lengths = [one.length for one in sequences]
     starts = np.cumsum([0, *lengths[:-1]])
-    ids = torch.from_numpy(np.concatenate([one.token_ids[:-1] for one in sequences])).to(device)
-    positions = torch.cat([torch.arange(length, device=device) for length in lengths])
+    ids = np.concatenate([one.token_ids[:-1] for one in sequences])
+    positions = np.concatenate([np.arange(length) for length in lengths])
     kept = np.concatenate([start + one.targets - 1 for start, one in zip(starts, sequences, strict=True)])
-    logits: torch.Tensor = model(
-        input_ids=ids[None],
-        position_ids=positions[None],
-        use_cache=False,
-        logits_to_keep=torch.from_numpy(kept).to(device),
-        segments=lengths,
-    ).logits
-    return logits[0]
+    inputs = {
+        "input_ids": torch.from_numpy(ids[None]).to(device),
+        "position_ids": torch.from_numpy(positions[None]).to(device),
+        "logits_to_keep": torch.from_numpy(kept).to(device),
+        "segments": Segments(lengths, device),
+        "use_cache": False,
+    }
+    return inputs, lambda given: given[0]
 
 
-def _padded_logits(model: Any, sequences: Sequence[TrainedSequence], device: torch.device) -> torch.Tensor:
+def _padded(sequences: Sequence[TrainedSequence], device: torch.device) -> tuple[dict[str, Any], Picked]:
     longest = max(one.length for one in sequences)
     ids = np.zeros((len(sequences), longest), np.int64)
     real = np.zeros_like(ids)
@@ -67,12 +132,13 @@ def _padded_logits(model: Any, sequences: Sequence[TrainedSequence], device: tor
         real[row, : one.length] = 1
     rows = np.concatenate([np.full(len(one.targets), row) for row, one in enumerate(sequences)])
     columns = np.concatenate([one.targets - 1 for one in sequences])
-    # The output layer takes the same columns of all rows.
+    # The output layer is asked for the same columns of all rows.
     kept, at = np.unique(columns, return_inverse=True)
-    logits: torch.Tensor = model(
-        input_ids=torch.from_numpy(ids).to(device),
-        attention_mask=torch.from_numpy(real).to(device),
-        use_cache=False,
-        logits_to_keep=torch.from_numpy(kept).to(device),
-    ).logits
-    return logits[torch.from_numpy(rows).to(device), torch.from_numpy(at).to(device)]
+    inputs = {
+        "input_ids": torch.from_numpy(ids).to(device),
+        "attention_mask": torch.from_numpy(real).to(device),
+        "logits_to_keep": torch.from_numpy(kept).to(device),
+        "use_cache": False,
+    }
+    row_of, column_of = torch.from_numpy(rows).to(device), torch.from_numpy(at).to(device)
+    return inputs, lambda given: given[row_of, column_of]

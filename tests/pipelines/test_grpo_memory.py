@@ -1,0 +1,167 @@
+"""What training takes of memory: chunks of logits, recomputed activations, shards that are read alone, bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from transformers import AutoModelForCausalLM, GraniteConfig, Qwen3Config
+from worlds.training_batches import AGENT, training_batch
+
+from heddle_dask.training.advantages import less_mean_over_std
+from heddle_dask.training.trainer_spec import TrainerSpec
+from pipelines.grpo import attention
+from pipelines.grpo.attention import Segments, packed_attention
+from pipelines.grpo.policy import Policy
+from pipelines.grpo.sequences import TrainedSequence, trained_sequences
+from pipelines.grpo.token_logprobs import token_logprobs
+
+CPU = torch.device("cpu")
+VOCABULARY = 320
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_process() -> Iterator[None]:
+    torch.set_num_threads(1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def model_of(folder: Path, config: Any, dtype: torch.dtype) -> Path:
+    """A directory with random weights."""
+    torch.manual_seed(5)
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+    return folder
+
+
+def qwen(**changed: Any) -> Qwen3Config:
+    shape: dict[str, Any] = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 4096,
+    }
+    return Qwen3Config(**{**shape, **changed})
+
+
+def sequences(lengths: list[int]) -> list[TrainedSequence]:
+    return trained_sequences(training_batch(1, [lengths]), less_mean_over_std, VOCABULARY, 4096)
+
+
+def gradient(policy: Policy, packed: bool, chunk_logits: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scores of all trained tokens, and the gradient of their sum weighed by place."""
+    given = token_logprobs(policy.model, sequences([40, 31, 57]), CPU, packed=packed, chunk_logits=chunk_logits)
+    (given.logprobs * torch.linspace(0.5, 1.5, len(given.logprobs))).sum().backward()
+    found = torch.cat([torch.as_tensor(_whole(weight.grad)).flatten() for weight in policy.trained])
+    for weight in policy.trained:
+        weight.grad = None
+    return torch.cat([given.logprobs.detach(), given.entropy]), found
+
+
+def _whole(tensor: Any) -> torch.Tensor:
+    whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("lora", [0, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chunks_and_recomputing_change_neither_logprobs_nor_gradients(
+    tmp_path: Path, packed: bool, lora: int, dtype: torch.dtype
+) -> None:
+    model = model_of(tmp_path / "model", qwen(tie_word_embeddings=True), dtype)
+    spec = TrainerSpec(str(model), "unused", "a", packed=packed, lora_rank=lora, gradient_checkpointing=False)
+    plain = Policy(spec, model, CPU)
+    again = Policy(replace(spec, gradient_checkpointing=True), model, CPU)
+    if lora:
+        _open_adapters(plain, again)
+    expected, direction = gradient(plain, packed, 1 << 30)
+    assert direction.norm() > 0.1
+    # Recomputed activations are the same bits.
+    same, along = gradient(again, packed, 1 << 30)
+    assert torch.equal(same, expected) and torch.equal(along, direction)
+    for chunk in (1, 7 * VOCABULARY):
+        found, towards = gradient(again, packed, chunk)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+        # Sums over chunks are of the type of the computation.
+        bound = 1e-5 if dtype == torch.float32 else 2e-2
+        assert (towards - direction).norm() < bound * direction.norm()
+
+
+def _open_adapters(*policies: Policy) -> None:
+    """Second factors are 0 at first: then the first ones have no gradient."""
+    for policy in policies:
+        generator = torch.Generator().manual_seed(3)
+        for weight in policy.trained:
+            local: Any = weight.to_local() if hasattr(weight, "to_local") else weight
+            local.data.normal_(0, 0.05, generator=generator)
+
+
+def test_a_model_that_scales_its_logits_is_right_without_chunks(tmp_path: Path) -> None:
+    shape = qwen().to_dict()
+    keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
+    config = GraniteConfig(logits_scaling=3.0, **{key: shape[key] for key in keys})
+    model = model_of(tmp_path / "model", config, torch.float32)
+    policy = Policy(TrainerSpec(str(model), "unused", "a"), model, CPU)
+    (one, *_) = sequences([40, 31])
+    for _ in range(2):
+        found = token_logprobs(policy.model, [one], CPU, packed=True, chunk_logits=VOCABULARY).logprobs
+        logits = AutoModelForCausalLM.from_pretrained(model)(torch.from_numpy(one.token_ids)[None]).logits[0]
+        scaled = logits[one.targets - 1] / torch.from_numpy(one.temperatures)[:, None]
+        expected = scaled.log_softmax(-1)[torch.arange(len(one.targets)), one.token_ids[one.targets]]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+def test_attention_with_lengths_is_asked_for_what_one_call_for_each_sequence_gives(
+    monkeypatch: pytest.MonkeyPatch, window: int | None
+) -> None:
+    torch.manual_seed(0)
+    lengths = [5, 9, 2]
+    query, key, value = (torch.randn(1, heads, sum(lengths), 8) for heads in (4, 2, 2))
+    segments = Segments(lengths, CPU)
+    module = torch.nn.Module()
+    expected, _ = packed_attention(module, query, key, value, None, 0.3, segments, window)
+    monkeypatch.setattr(attention, "takes_lengths", lambda query: True)
+    monkeypatch.setattr(attention, "varlen_attn", plain_varlen)
+    found, _ = packed_attention(module, query, key, value, None, 0.3, segments, window)
+    torch.testing.assert_close(found, expected)
+
+
+def plain_varlen(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    bounds: torch.Tensor,
+    bounds_of_keys: torch.Tensor,
+    longest: int,
+    longest_of_keys: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> torch.Tensor:
+    """What torch documents of its kernel, which only GPUs have."""
+    assert bounds.dtype == torch.int32 and longest == longest_of_keys == int(bounds.diff().max())
+    assert enable_gqa and torch.equal(bounds, bounds_of_keys)
+    before, after = window_size
+    rows = []
+    for start, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        for at in range(start, end):
+            seen = slice(start if before < 0 else max(start, at - before), min(end, at + after + 1))
+            heads = [
+                torch.softmax(scale * key[seen, head // 2] @ query[at, head], 0) @ value[seen, head // 2]
+                for head in range(query.shape[1])
+            ]
+            rows.append(torch.stack(heads))
+    return torch.stack(rows)
