@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, GraniteConfig, Qwen3Config
-from worlds.training_batches import AGENT, training_batch
+from worlds.training_batches import training_batch
 
 from heddle_dask.training.advantages import less_mean_over_std
 from heddle_dask.training.trainer_spec import TrainerSpec
