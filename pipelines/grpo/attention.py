@@ -89,12 +89,13 @@ def _with_lengths(
     scaling: float | None,
     window: int | None,
 ) -> torch.Tensor:
-    by_token = [each[0].transpose(0, 1) for each in (query, key, value)]
     longest, bounds = max(segments.lengths), segments.bounds
     # As many tokens before its own as the window leaves; none after.
     behind = -1 if window is None or longest <= window else window - 1
-    attended: torch.Tensor = varlen_attn(
-        *by_token,
+    attended: Any = varlen_attn(
+        query[0].transpose(0, 1),
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
         bounds,
         bounds,
         longest,
@@ -103,7 +104,7 @@ def _with_lengths(
         window_size=(behind, 0),
         enable_gqa=query.shape[1] != key.shape[1],
     )
-    return attended
+    return attended  # type: ignore[no-any-return]
 
 
 def _causal(

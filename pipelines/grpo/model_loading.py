@@ -108,7 +108,7 @@ def _shard(model: Any, spec: TrainerSpec, device: torch.device, dtype: torch.dty
     """Shard over all ranks: a decoder layer at a time, and what is outside of layers."""
     if not dist.is_initialized():
         assert spec.ranks == 1, "join the ranks first"
-        backend = "nccl" if device.type == "cuda" else "gloo"
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     mesh = init_device_mesh(device.type, (spec.ranks,))
     # Layers are gathered in the type of the computation; gradients are summed, and added up over micro-batches, in

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from weakref import WeakSet
 
@@ -14,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from pipelines.grpo.attention import Segments
 from pipelines.grpo.sequences import TrainedSequence
 
-CHUNK_LOGITS: Final = 1 << 26
-"""Logits that exist at a time: a float32 array of them is 256 MiB, and forward and backward pass hold four."""
+CHUNK_TOKENS: Final = 1024
+"""Tokens whose logits exist at a time."""
 # Output layers after which their models do more to the logits: soft caps, scales.
 _NOT_LAST: WeakSet[torch.nn.Module] = WeakSet()
 
@@ -45,19 +46,18 @@ def token_logprobs(
     device: torch.device,
     *,
     packed: bool,
-    chunk_logits: int = CHUNK_LOGITS,
+    chunk_tokens: int = CHUNK_TOKENS,
 ) -> TokenLogprobs:
     """Run the model; the output layer only where a trained token is predicted, on a chunk of tokens at a time.
 
-    The backward pass makes the logits of a chunk again, so there are never more than `chunk_logits` of them. A model
-    that changes what its output layer gives has all of them at once.
+    The backward pass makes the logits of a chunk again, so there are never more than those of so many tokens.
+    A model that changes what its output layer gives has all of them at once.
     """
     inputs, picked = (_packed if packed else _padded)(sequences, device)
     temperatures = torch.from_numpy(np.concatenate([one.temperatures for one in sequences])).to(device)
     labels = torch.from_numpy(np.concatenate([one.token_ids[one.targets] for one in sequences])).to(device)
     layer = model.get_output_embeddings()
-    rows = max(1, chunk_logits // int(model.config.vocab_size))
-    scores = None if layer in _NOT_LAST else _scored_inside(model, inputs, picked, labels, temperatures, rows)
+    scores = None if layer in _NOT_LAST else _scored_inside(model, inputs, picked, labels, temperatures, chunk_tokens)
     if scores is None:
         _NOT_LAST.add(layer)
         scores = _scores(picked(model(**inputs).logits), labels, temperatures)
@@ -70,7 +70,7 @@ def _scored_inside(
     picked: Picked,
     labels: torch.Tensor,
     temperatures: torch.Tensor,
-    rows: int,
+    chunk_tokens: int,
 ) -> torch.Tensor | None:
     """The scores, made where the model makes its logits: shards are gathered there. None: the model changed them."""
     layer = model.get_output_embeddings()
@@ -81,12 +81,12 @@ def _scored_inside(
 
     def in_chunks(hidden: torch.Tensor) -> torch.Tensor:
         hidden = picked(hidden)
-        if len(labels) <= rows:
+        if len(labels) <= chunk_tokens:
             made = score(hidden, labels, temperatures)
         else:
-            parts = zip(hidden.split(rows), labels.split(rows), temperatures.split(rows), strict=True)
-            again = {"use_reentrant": False, "preserve_rng_state": False}
-            made = torch.cat([checkpoint(score, *part, **again) for part in parts])
+            parts = zip(*(each.split(chunk_tokens) for each in (hidden, labels, temperatures)), strict=True)
+            again = partial(checkpoint, score, use_reentrant=False, preserve_rng_state=False)
+            made = torch.cat([again(*part) for part in parts])
         given.append(made)
         return made
 
