@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +14,19 @@ import pytest
 import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, GraniteConfig, Qwen3Config
+from worlds.trainer_ranks import follow, train, whole
 from worlds.training_batches import training_batch
 
+from heddle_dask.cost.training_memory import LOGITS_CHUNK_TOKENS, TrainedModel, TrainerSetup, trainer_bytes
 from heddle_dask.training.advantages import less_mean_over_std
 from heddle_dask.training.trainer_spec import TrainerSpec
 from pipelines.grpo import attention
 from pipelines.grpo.attention import Segments, packed_attention
+from pipelines.grpo.batch_step import BatchStep
+from pipelines.grpo.losses import decoupled_clipped_loss
 from pipelines.grpo.policy import Policy
 from pipelines.grpo.sequences import TrainedSequence, trained_sequences
-from pipelines.grpo.token_logprobs import token_logprobs
+from pipelines.grpo.token_logprobs import CHUNK_TOKENS, token_logprobs
 
 CPU = torch.device("cpu")
 VOCABULARY = 320
@@ -62,15 +69,10 @@ def gradient(policy: Policy, packed: bool, chunk_tokens: int) -> tuple[torch.Ten
     """Scores of all trained tokens, and the gradient of their sum weighed by place."""
     given = token_logprobs(policy.model, sequences([40, 31, 57]), CPU, packed=packed, chunk_tokens=chunk_tokens)
     (given.logprobs * torch.linspace(0.5, 1.5, len(given.logprobs))).sum().backward()
-    found = torch.cat([torch.as_tensor(_whole(weight.grad)).flatten() for weight in policy.trained])
+    found = torch.cat([whole(weight.grad).flatten() for weight in policy.trained])
     for weight in policy.trained:
         weight.grad = None
     return torch.cat([given.logprobs.detach(), given.entropy]), found
-
-
-def _whole(tensor: Any) -> torch.Tensor:
-    whole: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return whole
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -165,3 +167,61 @@ def plain_varlen(
             ]
             rows.append(torch.stack(heads))
     return torch.stack(rows)
+
+
+@pytest.mark.slow
+def test_two_ranks_read_and_hold_a_half_each_and_train_as_one(tmp_path: Path) -> None:
+    model = model_of(tmp_path / "model", qwen(), torch.bfloat16)
+    one = TrainerSpec(str(model), "unused", "a")
+    adapter = replace(one, lora_rank=4)
+    specs = [replace(spec, ranks=2) for spec in (one, adapter)]
+    torch.multiprocessing.spawn(follow, (specs, str(tmp_path)), nprocs=2)
+    first, second = (torch.load(tmp_path / f"rank-{rank}.pt") for rank in (0, 1))
+    for spec, left, right in zip((one, adapter), first, second, strict=True):
+        alone = train(spec, 0)
+        files = 2 * sum(weight.numel() for weight in AutoModelForCausalLM.from_pretrained(model).parameters())
+        assert alone["read"] == files == left["read"] + right["read"]
+        # The last shard of a weight may be smaller than the others.
+        assert abs(left["held"] - alone["held"] / 2) < 0.02 * alone["held"]
+        assert left["held"] + right["held"] == alone["held"]
+        trained = sum(weight.numel() for weight in alone["weights"])
+        frozen = files // 2 if spec.lora_rank else 0
+        assert alone["held"] == 12 * trained + 2 * frozen, "gradients are gone between steps"
+        for found, expected in zip(left["weights"], alone["weights"], strict=True):
+            torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
+        assert left["metrics"] == pytest.approx(alone["metrics"], rel=2e-2, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [0, 4])
+def test_the_formula_of_memory_is_just_above_what_a_step_allocates(tmp_path: Path, lora: int) -> None:
+    assert LOGITS_CHUNK_TOKENS == CHUNK_TOKENS
+    config = qwen(hidden_size=128, intermediate_size=384, head_dim=32)
+    model = model_of(tmp_path / "model", config, torch.bfloat16)
+    shape = TrainedModel.of_config(json.loads((model / "config.json").read_text()))
+    found, formula = [], []
+    for tokens in (1024, 3072):
+        spec = TrainerSpec(str(model), "unused", "a", lora_rank=lora, micro_batch_tokens=tokens)
+        policy = Policy(spec, model, CPU)
+        optimizer = torch.optim.AdamW(policy.trained)
+        step = BatchStep(policy, optimizer, decoupled_clipped_loss, None, 0, 0)
+        step.run(sequences([tokens // 4 + 1] * 4))
+        found.append(most_allocated(lambda step=step, tokens=tokens: step.run(sequences([tokens // 4 + 1] * 4))))
+        expected = trainer_bytes(shape, TrainerSetup(lora_rank=lora, pass_tokens=tokens))
+        # Weights and moments were there before.
+        there = expected.states - 4 * sum(weight.numel() for weight in policy.trained)
+        formula.append(expected.total - expected.workspace - there)
+    for measured, computed in zip(found, formula, strict=True):
+        assert measured < computed < 1.4 * measured
+    assert formula[1] - formula[0] == pytest.approx(found[1] - found[0], rel=0.2), "bytes of a token"
+
+
+def most_allocated(run: Callable[[], object]) -> int:
+    """The most bytes of tensors that exist at a time, beyond those that were there before."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        events = json.loads(Path(file.name).read_text())["traceEvents"]
+    sizes = [event["args"]["Bytes"] for event in events if event["name"] == "[memory]"]
+    return max(accumulate(sizes))
