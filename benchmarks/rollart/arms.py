@@ -24,16 +24,16 @@ from heddle_dask.training.plan import SwitchOrder, plan_of_mode
 TUNING_SEED = 901
 """The GPUs of every arm's trainer are chosen on this seed; others are reported."""
 
-GROUPS = 16
-"""A quarter of RollArt's batch of 512 trajectories, on a quarter of its 128 GPUs."""
+GROUPS = 8
+"""An eighth of RollArt's batch of 512 trajectories, on an eighth of its 128 GPUs."""
 
-GPUS = 32
+GPUS = 16
 
-TRAINER_GPUS = 12
-"""Of the trainer where it is not tuned: near the best for every asynchronous arm with 8B on 32 GPUs."""
+TRAINER_GPUS = 6
+"""Of the trainer where it is not tuned: near the best for most asynchronous arms with 8B on 16 GPUs."""
 
-SHARES = (8, 12, 16, 20)
-"""Numbers of the trainer's GPUs, of 32, of which every arm has its best."""
+SHARES = (4, 6, 8, 10, 12)
+"""Numbers of the trainer's GPUs, of 16, of which every arm has its best; multiples of a model's TP degree only."""
 
 REWARD_PLACES = 16
 """Rewards at a time in the reward stage of Sync."""
@@ -41,8 +41,9 @@ REWARD_PLACES = 16
 
 def base_job(model: str = "qwen3-8b", gpus: int = GPUS) -> TrainingJob:
     """An asynchronous run of one model on the paper's tasks."""
-    rules = TrainingRules(groups=GROUPS)
-    trainer_gpus = gpus * TRAINER_GPUS // GPUS // 4 * 4
+    rules = TrainingRules(groups=GROUPS * gpus // GPUS)
+    degree = TP_DEGREES[model]
+    trainer_gpus = gpus * TRAINER_GPUS // GPUS // degree * degree
     return TrainingJob(rules, TUNING_SEED, gpus, trainer_gpus, model, mix=TaskMix(0, tasks_of(model)))
 
 
@@ -109,9 +110,11 @@ OURS: Mapping[str, Callable[[TrainingJob], TrainingJob]] = MappingProxyType(
         "alpha 2, pace, before the batch": lambda job: bounded(job, 2, 2, "pace", "before-batch"),
         "alpha 2, depth 1, cancel, before the batch": lambda job: bounded(job, 2, 1, "cancel", "before-batch"),
         "alpha 2, depth 1, pace, before the batch": lambda job: bounded(job, 2, 1, "pace", "before-batch"),
+        "alpha 3, cancel, before the batch": lambda job: bounded(job, 3, 3, "cancel", "before-batch"),
+        "alpha 3, pace, before the batch": lambda job: bounded(job, 3, 3, "pace", "before-batch"),
     }
 )
-"""What a user of `heddle train` can choose with a bound of 1 or 2; engines take new weights one by one, the default."""
+"""What a user of `heddle train` can choose with a bound of 1 to 3; engines take new weights one by one, the default."""
 
 
 def ladder() -> Mapping[str, Callable[[TrainingJob], TrainingJob]]:
@@ -143,7 +146,7 @@ class TrainingBench:
         if job.rules.mode == "sync":
             return job
         degree = TP_DEGREES[job.model]
-        counts = {max(degree, job.gpus * share // GPUS // degree * degree) for share in SHARES}
+        counts = {job.gpus * share // GPUS for share in SHARES if job.gpus * share // GPUS % degree == 0}
         jobs = [replace(job.seeded(TUNING_SEED), trainer_gpus=count) for count in sorted(counts)]
         figures = self._played(jobs)
         return min(zip(jobs, figures, strict=True), key=lambda pair: pair[1].step_s)[0]

@@ -12,7 +12,6 @@ from benchmarks.rollart.arms import (
     GROUPS,
     OPPONENTS,
     OURS,
-    TRAINER_GPUS,
     TrainingBench,
     base_job,
     colocated,
@@ -71,13 +70,14 @@ def spreads(bench: TrainingBench) -> list[RollartRow]:
 
 
 def gpu_counts(bench: TrainingBench) -> list[RollartRow]:
-    """Qwen3-14B on 16, 24 and 32 GPUs, a quarter of 64, 96 and 128 (7.2, Figure 10c); ratio: Sync+ over the arm."""
+    """Qwen3-14B on 8, 12 and 16 GPUs, an eighth of 64, 96 and 128 (7.2, Figure 10c); ratio: Sync+ over the arm."""
     rows = []
     chosen = [*OPPONENTS, "as shipped"]
-    for gpus in (16, 24, 32):
-        arms = {name: ladder()[name](base_job("qwen3-14b", gpus)) for name in chosen}
+    for gpus in (8, 12, 16):
+        job = with_rules(base_job("qwen3-14b", gpus), groups=GROUPS)
+        arms = {name: bench.tuned(ladder()[name](job)) for name in chosen}
         paper = {"RollArt's rules, 1 (n of the engines)": "1.33 to 2.08 over baselines"}
-        rows += bench.rows("gpus", arms, "Sync+", parameter=f"{4 * gpus} GPUs", paper=paper)
+        rows += bench.rows("gpus", arms, "Sync+", parameter=f"{8 * gpus} GPUs", paper=paper)
     return rows
 
 
@@ -135,7 +135,7 @@ def sigmas(bench: TrainingBench) -> list[RollartRow]:
     rows = []
     for sigma_s, paper in SIGMAS_S.items():
         mix = TaskMix(0, ("webshop", "frozenlake"), tool_s=10.0, tool_sd_s=sigma_s)
-        base = replace(base_job(), mix=mix, steps=3, warm=0)
+        base = replace(base_job(gpus=32), mix=mix, steps=3, warm=0)
         arms = {"lockstep": replace(sync(base), reward_places=0), "each by itself": colocated(base)}
         rows += bench.rows(
             "sigma",
@@ -152,7 +152,7 @@ def redundancies(bench: TrainingBench) -> list[RollartRow]:
     """More groups and members than a batch needs, on 32 GPUs with math (7.4, Figure 14b); seconds of a rollout."""
     papers = {(0, 2): "1.11", (0, 4): "1.24", (2, 0): "1.16", (2, 2): "1.38", (2, 4): "1.51"}
     papers |= {(4, 0): "1.30", (4, 2): "1.52", (4, 4): "1.62"}
-    base = colocated(replace(base_job(), mix=TaskMix(0, ("math",)), steps=3, warm=0), groups=32)
+    base = colocated(replace(base_job(gpus=32), mix=TaskMix(0, ("math",)), steps=3, warm=0), groups=32)
     arms = {"32 x 8": base}
     paper = {}
     for (groups, members), ratio in papers.items():
@@ -168,7 +168,7 @@ def failing(bench: TrainingBench) -> list[RollartRow]:
 
     A tail share of 2 % gives a hanging reset in nearly every iteration of 128.
     """
-    swe = replace(base_job(), mix=TaskMix(0, ("swe",), reset_tail_share=0.0), warm=1, steps=5)
+    swe = replace(base_job(gpus=32), mix=TaskMix(0, ("swe",), reset_tail_share=0.0), warm=1, steps=5)
     good = colocated(swe)
     bad = replace(good, mix=replace(good.mix, reset_tail_share=0.02))
     limited = replace(bad, mix=replace(bad.mix, reset_limit_s=90.0))
@@ -180,26 +180,19 @@ def failing(bench: TrainingBench) -> list[RollartRow]:
         "hanging resets, 10 members": with_rules(bad, more_members=2),
         "hanging resets, 10 % of the resets fail": replace(bad, mix=replace(bad.mix, reset_failure_share=0.1)),
     }
-    background = replace(bad, transfer="store", trainer_gpus=TRAINER_GPUS)
+    background = replace(bad, transfer="store", trainer_gpus=12)
     arms["hanging resets, asynchronous, alpha 2"] = with_rules(background, mode="async", alpha=2)
     paper = {"good iterations": "366 s", "hanging resets": "513 s"}
     return bench.rows("failing", arms, "hanging resets", parameter="swe", paper=paper)
 
 
 def full_size(bench: TrainingBench) -> list[RollartRow]:
-    """The whole batch of 512 on 128 GPUs with 8B, to check the quarter; ratio: Sync+ over the arm."""
-    quarter = base_job()
+    """The whole batch of 512 on 128 GPUs with 8B, to check the eighth; ratio: Sync+ over the arm."""
+    chosen = ("Sync", "Sync+", "One-off", "AReaL-like, 1", "as shipped")
     rows = []
-    for scale in (1, 4):
-        base = with_rules(replace(quarter, gpus=32 * scale), groups=GROUPS * scale)
-        arms = {
-            "Sync": sync(base),
-            "Sync+": colocated(base),
-            "One-off": with_rules(replace(base, trainer_gpus=12 * scale), mode="one-off"),
-            "AReaL-like, 1": with_rules(replace(base, trainer_gpus=12 * scale), checks="start"),
-            "cancel, alpha 2": with_rules(replace(base, trainer_gpus=12 * scale), alpha=2),
-        }
-        rows += bench.rows("full-size", arms, "Sync+", parameter=f"{32 * scale} GPUs")
+    for gpus in (16, 128):
+        arms = {name: ladder()[name](base_job(gpus=gpus)) for name in chosen}
+        rows += bench.rows("full-size", arms, "Sync+", parameter=f"{gpus} GPUs")
     return rows
 
 
@@ -213,8 +206,8 @@ EXPERIMENTS = Experiments(
         "step-8b": _training(step_times, model="qwen3-8b"),
         "step-14b": _training(step_times, model="qwen3-14b"),
         "step-32b": _training(step_times, model="qwen3-32b"),
-        "shares-8b": _training(trainer_shares, model="qwen3-8b", counts=(4, 8, 12, 16, 20, 24)),
-        "shares-32b": _training(trainer_shares, model="qwen3-32b", counts=(8, 16)),
+        "shares-8b": _training(trainer_shares, model="qwen3-8b", counts=(2, 4, 6, 8, 10, 12)),
+        "shares-32b": _training(trainer_shares, model="qwen3-32b", counts=(4, 8, 12)),
         "spread": _training(spreads),
         "gpus": _training(gpu_counts),
         "alpha": _training(alphas),

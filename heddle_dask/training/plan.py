@@ -12,6 +12,12 @@ Mode = Literal["sync", "one-off", "async"]
 
 SwitchOrder = Literal["after-batch", "before-batch"]
 
+ASYNC_ALPHA: Final = 2
+"""The bound of mode ``"async"`` where none is given: RollArt's bound of 1, counted by the versions of the engines.
+
+Measured by ``python -m benchmarks rollart --experiment shares-8b``; see ``benchmarks/training_simulated.md``.
+"""
+
 _MODES: Final = get_args(Mode)
 _ORDERS: Final = get_args(SwitchOrder)
 
@@ -32,8 +38,8 @@ class TrainingPlan:
         Rollout of a batch begins when that of the batch before has ended and the engines have their weights, and
         weights are switched in between only: every trajectory is sampled with one version.
     switch
-        ``"after-batch"``: get batch, switch to the weights of the step before, train (RollArt, section 4.5: publishing
-        hides behind the wait for the batch). ``"before-batch"``: switch as soon as weights are published.
+        ``"before-batch"``: switch as soon as weights are published. ``"after-batch"``: get batch, switch to the weights
+        of the step before, train (RollArt, section 4.5).
     evaluate_every
         Training steps between two evaluations; 0: none. With it, the first and the last weights are evaluated too.
 
@@ -43,10 +49,10 @@ class TrainingPlan:
     """
 
     steps: int
-    alpha: int = 1
-    depth: int = 1
-    barrier: bool = False
-    switch: SwitchOrder = "after-batch"
+    alpha: int
+    depth: int
+    barrier: bool
+    switch: SwitchOrder
     evaluate_every: int = 0
 
     def __post_init__(self) -> None:
@@ -98,7 +104,8 @@ def plan_of_mode(
     mode
         ``"sync"``: rollout, train, publish, install, next; alpha 0. ``"one-off"``: train on a batch while the next one
         is rolled out; all trajectories of it finish on the weights with which they began; alpha 1. ``"async"``:
-        rollout never waits for a batch to end; alpha 1 or more, depth alpha unless given.
+        rollout never waits for a batch to end; alpha 1 or more [default: 2], depth alpha and switch before-batch unless
+        given.
 
     Raises
     ------
@@ -110,12 +117,11 @@ def plan_of_mode(
     elif mode == "one-off":
         fixed = (1, 1, True, "after-batch")
     elif mode == "async":
-        age = 1 if alpha is None else alpha
+        age = ASYNC_ALPHA if alpha is None else alpha
         if age == 0:
             raise BadInput("alpha 0 in mode async: use mode sync, or an alpha of at least 1")
         ahead = age if depth is None else depth
-        default: SwitchOrder = "before-batch" if ahead == 0 else "after-batch"
-        return TrainingPlan(steps, age, ahead, False, switch or default, evaluate_every)
+        return TrainingPlan(steps, age, ahead, False, switch or "before-batch", evaluate_every)
     else:
         raise BadInput(f"mode is {mode!r}: use {', '.join(_MODES)}")
     given = (alpha, depth, None, switch)

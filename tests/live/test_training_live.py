@@ -26,6 +26,7 @@ from heddle_dask.core import events as ev
 from heddle_dask.core.journal_codec import decode
 from heddle_dask.training.batch_files import load_batch
 from heddle_dask.training.json_lines import read_lines
+from heddle_dask.training.plan import ASYNC_ALPHA
 from heddle_dask.training.run_directory import TrainingDirectory
 from heddle_dask.weights.store import WeightStore
 
@@ -169,7 +170,7 @@ def _check_steps(training: Training) -> None:
     rows = training.rows()
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert len({row["lineage"] for row in rows}) == 1
-    assert all(int(age) <= 1 for row in rows for age in row["staleness"])
+    assert all(int(age) <= ASYNC_ALPHA for row in rows for age in row["staleness"])
     used: list[str] = []
     for path in sorted(directory.batches.glob("step-*.npz")):
         batch = load_batch(path)

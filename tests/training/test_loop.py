@@ -53,8 +53,8 @@ def test_one_off_trains_a_batch_while_the_next_runs_and_switches_in_between() ->
     assert loop.handle(SwitchEnded(1)) == [OpenBatches(3)]
 
 
-def test_async_gets_a_batch_then_switches_then_trains() -> None:
-    loop = TrainingLoop(plan_of_mode("async", 9, alpha=2))
+def test_the_papers_order_gets_a_batch_then_switches_then_trains() -> None:
+    loop = TrainingLoop(plan_of_mode("async", 9, alpha=2, switch="after-batch"))
     assert loop.begin() == [OpenBatches(3), FormBatch(1)]
     assert loop.handle(BatchReady(1)) == [TrainOnBatch(1)]
     assert loop.handle(StepTrained(1)) == [PublishVersion(1), FormBatch(2)]
@@ -96,8 +96,11 @@ def test_weights_that_died_with_a_trainer_are_not_asked_for_again() -> None:
     assert loop.handle(StepTrained(2)) == [PublishVersion(2, evaluated=True), FormBatch(3)]
 
 
-def test_switching_before_the_batch_is_the_alternative() -> None:
-    loop = TrainingLoop(plan_of_mode("async", 9, switch="before-batch"))
+def test_async_switches_as_soon_as_weights_are_published() -> None:
+    plan = plan_of_mode("async", 9)
+    assert (plan.alpha, plan.depth, plan.switch) == (2, 2, "before-batch")
+    assert plan_of_mode("async", 9, alpha=1).switch == "before-batch"
+    loop = TrainingLoop(plan)
     loop.begin()
     loop.handle(BatchReady(1))
     loop.handle(StepTrained(1))
@@ -106,7 +109,7 @@ def test_switching_before_the_batch_is_the_alternative() -> None:
 
 
 def test_an_evaluation_keeps_its_weights_on_the_engines_while_training_goes_on() -> None:
-    loop = TrainingLoop(plan_of_mode("async", 9, evaluate_every=9))
+    loop = TrainingLoop(plan_of_mode("async", 9, alpha=1, evaluate_every=9))
     assert loop.begin() == [Evaluate(0), OpenBatches(2), FormBatch(1)]
     assert loop.handle(BatchReady(1)) == [TrainOnBatch(1)]
     loop.handle(StepTrained(1))

@@ -65,13 +65,13 @@ def _rollout_options(function: F) -> F:
     show_default=True,
     help="How rollout and training overlap (docs/training.md).",
 )
-@click.option("--alpha", type=int, default=None, help="Largest age of a sample in steps [default: the mode's].")
+@click.option("--alpha", type=int, default=None, help="Largest age of a sample in steps [default: 2 in async].")
 @click.option("--depth", type=WholeNumber(0), default=None, help="Batches rolled out ahead [default: alpha].")
 @click.option(
     "--switch",
     type=click.Choice(["after-batch", "before-batch"]),
     default=None,
-    help="When engines take new weights: after the next batch is there, or at once [default: the mode's].",
+    help="When engines take new weights: after the next batch is there, or at once [default: at once, but in one-off].",
 )
 @click.option(
     "--staleness",
