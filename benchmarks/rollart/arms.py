@@ -32,7 +32,7 @@ GPUS = 16
 TRAINER_GPUS = 6
 """Of the trainer where it is not tuned: near the best for most asynchronous arms with 8B on 16 GPUs."""
 
-SHARES = (4, 6, 8, 10, 12)
+SHARES = (4, 6, 8, 12)
 """Numbers of the trainer's GPUs, of 16, of which every arm has its best; multiples of a model's TP degree only."""
 
 REWARD_PLACES = 16
