@@ -102,29 +102,22 @@ OPPONENTS: Mapping[str, Callable[[TrainingJob], TrainingJob]] = MappingProxyType
 
 OURS: Mapping[str, Callable[[TrainingJob], TrainingJob]] = MappingProxyType(
     {
+        "alpha 1, cancel": lambda job: bounded(job, 1, 1, "cancel", "before-batch"),
         "alpha 1, cancel, after the batch": lambda job: bounded(job, 1, 1, "cancel", "after-batch"),
-        "alpha 1, cancel, before the batch": lambda job: bounded(job, 1, 1, "cancel", "before-batch"),
-        "alpha 1, pace, before the batch": lambda job: bounded(job, 1, 1, "pace", "before-batch"),
+        "alpha 1, pace": lambda job: bounded(job, 1, 1, "pace", "before-batch"),
+        "alpha 2, cancel": lambda job: bounded(job, 2, 2, "cancel", "before-batch"),
         "alpha 2, cancel, after the batch": lambda job: bounded(job, 2, 2, "cancel", "after-batch"),
-        "alpha 2, cancel, before the batch": lambda job: bounded(job, 2, 2, "cancel", "before-batch"),
-        "alpha 2, pace, before the batch": lambda job: bounded(job, 2, 2, "pace", "before-batch"),
-        "alpha 2, depth 1, cancel, before the batch": lambda job: bounded(job, 2, 1, "cancel", "before-batch"),
-        "alpha 2, depth 1, pace, before the batch": lambda job: bounded(job, 2, 1, "pace", "before-batch"),
-        "alpha 3, cancel, before the batch": lambda job: bounded(job, 3, 3, "cancel", "before-batch"),
-        "alpha 3, pace, before the batch": lambda job: bounded(job, 3, 3, "pace", "before-batch"),
+        "alpha 2, pace": lambda job: bounded(job, 2, 2, "pace", "before-batch"),
+        "alpha 3, cancel": lambda job: bounded(job, 3, 3, "cancel", "before-batch"),
+        "alpha 3, pace": lambda job: bounded(job, 3, 3, "pace", "before-batch"),
     }
 )
-"""What a user of `heddle train` can choose with a bound of 1 to 3; engines take new weights one by one, the default."""
+"""Choices of a user of `heddle train` with a bound of 1 to 3: depth alpha, switch before the batch unless said."""
 
 
-def ladder() -> Mapping[str, Callable[[TrainingJob], TrainingJob]]:
-    """RollArt's ladder, the command's defaults, and choices with the same bounds."""
-    chosen = [f"{bound}, before the batch" for bound in ("alpha 1, cancel", "alpha 2, cancel", "alpha 2, pace")]
-    more_members = {
-        "as shipped, 2 more members": lambda job: with_rules(shipped(job), more_members=2),
-        "AReaL-like, 1, 2 more members": lambda job: with_rules(job, checks="start", more_members=2),
-    }
-    return {**OPPONENTS, "as shipped": shipped, **{name: OURS[name] for name in chosen}, **more_members}
+def ladder(*chosen: str) -> Mapping[str, Callable[[TrainingJob], TrainingJob]]:
+    """RollArt's ladder, the command's defaults, and these of `OURS`."""
+    return {**OPPONENTS, "as shipped": shipped, **{name: OURS[name] for name in chosen}}
 
 
 class TrainingBench:

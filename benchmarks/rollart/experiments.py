@@ -12,6 +12,7 @@ from benchmarks.rollart.arms import (
     GROUPS,
     OPPONENTS,
     OURS,
+    SHARES,
     TrainingBench,
     base_job,
     colocated,
@@ -35,7 +36,7 @@ def rollout_s(figures: StepFigures) -> float:
     return figures.rollout_s
 
 
-def step_times(bench: TrainingBench, model: str) -> list[RollartRow]:
+def step_times(bench: TrainingBench, model: str, ours: Sequence[str]) -> list[RollartRow]:
     """Seconds of a training step of every arm; ratio: Sync+ over the arm (7.2, Figure 10)."""
     paper = {
         "Sync": "1/1.40 to 1/2.40",
@@ -43,17 +44,20 @@ def step_times(bench: TrainingBench, model: str) -> list[RollartRow]:
         "AReaL-like, 1": "1.35 to 1.56; 32B 1.56",
         "RollArt's rules, 1 (n of the engines)": "1.65 to 2.12; 32B 2.05",
     }
-    arms = {name: bench.tuned(of(base_job(model))) for name, of in ladder().items()}
-    return bench.rows("step", arms, "Sync+", paper=paper)
+    arms = {name: bench.tuned(of(base_job(model))) for name, of in ladder(*ours).items()}
+    return bench.rows(f"step of {model}", arms, "Sync+", paper=paper)
 
 
-def trainer_shares(bench: TrainingBench, model: str, counts: Sequence[int]) -> list[RollartRow]:
-    """The command's defaults beside other choices at every number of trainer GPUs; ratio: as shipped over the arm."""
+def trainer_shares(bench: TrainingBench, alpha: int) -> list[RollartRow]:
+    """The command's defaults beside other choices under this bound, by trainer GPUs; ratio: as shipped over the arm."""
     rows = []
-    for count in counts:
-        job = replace(base_job(model), trainer_gpus=count)
-        arms = {name: of(job) for name, of in {"as shipped": shipped, **OURS}.items()}
-        rows += bench.rows("shares", arms, "as shipped", parameter=f"{count} of {job.gpus} train")
+    for count in SHARES:
+        job = replace(base_job(), trainer_gpus=count)
+        shipped_here = with_rules(shipped(job), alpha=alpha, depth=alpha)
+        others = {name: of(job) for name, of in OURS.items() if name.startswith(f"alpha {alpha},")}
+        arms = {"as shipped": shipped_here}
+        arms |= {name: other for name, other in others.items() if other != shipped_here}
+        rows += bench.rows(f"bound {alpha}", arms, "as shipped", parameter=f"{count} of {job.gpus} train")
     return rows
 
 
@@ -203,11 +207,11 @@ def _training(measure: Callable[..., list[RollartRow]], **options: object) -> Ex
 
 EXPERIMENTS = Experiments(
     {
-        "step-8b": _training(step_times, model="qwen3-8b"),
-        "step-14b": _training(step_times, model="qwen3-14b"),
-        "step-32b": _training(step_times, model="qwen3-32b"),
-        "shares-8b": _training(trainer_shares, model="qwen3-8b", counts=(2, 4, 6, 8, 10, 12)),
-        "shares-32b": _training(trainer_shares, model="qwen3-32b", counts=(4, 8, 12)),
+        "step-8b": _training(step_times, model="qwen3-8b", ours=("alpha 2, pace", "alpha 1, cancel", "alpha 3, pace")),
+        "step-14b": _training(step_times, model="qwen3-14b", ours=("alpha 2, pace",)),
+        "step-32b": _training(step_times, model="qwen3-32b", ours=("alpha 2, pace",)),
+        "bound-1": _training(trainer_shares, alpha=1),
+        "bound-2": _training(trainer_shares, alpha=2),
         "spread": _training(spreads),
         "gpus": _training(gpu_counts),
         "alpha": _training(alphas),

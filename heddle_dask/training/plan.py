@@ -15,7 +15,7 @@ SwitchOrder = Literal["after-batch", "before-batch"]
 ASYNC_ALPHA: Final = 2
 """The bound of mode ``"async"`` where none is given: RollArt's bound of 1, counted by the versions of the engines.
 
-Measured by ``python -m benchmarks rollart --experiment shares-8b``; see ``benchmarks/training_simulated.md``.
+Measured by ``python -m benchmarks rollart --experiment bound-2``; see ``benchmarks/training_simulated.md``.
 """
 
 _MODES: Final = get_args(Mode)

@@ -1,18 +1,21 @@
 """``python -m benchmarks rollart``: its choice of experiments and its rows; the simulation has tests of its own."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from benchmarks.experiments import Study
-from benchmarks.rollart.arms import TUNING_SEED, TrainingBench, base_job, ladder, with_rules
+from benchmarks.rollart.arms import OURS, TUNING_SEED, TrainingBench, base_job, ladder, shipped, with_rules
 from benchmarks.rollart.experiments import EXPERIMENTS
 from benchmarks.rollart.rows import RollartRow
 from benchmarks.rollart.workload import TaskMix
 from benchmarks.row_file import RowFile
-from benchmarks.runner import Runner
+from benchmarks.runner import KeptRows, Runner
 from benchmarks.tables import experiment_tables
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.run_description import WeightUpdatePolicy
+from heddle_dask.training.plan import plan_of_mode
 
 
 def test_experiments_are_chosen_by_name() -> None:
@@ -39,6 +42,26 @@ def test_rows_compare_seed_by_seed_and_leave_out_the_tuning_seed() -> None:
     )
     assert second.ratio == pytest.approx(expected / 2)
     assert len(said) == 4, "each run once"
+
+
+def test_the_arm_as_shipped_does_what_the_command_does_without_options() -> None:
+    rules = shipped(base_job()).rules
+    assert rules.plan(5) == plan_of_mode("async", 5)
+    assert (rules.more_groups, rules.more_members, rules.staleness) == (0, 0, "cancel")
+    assert rules.run.weights == WeightUpdatePolicy()
+    assert rules == OURS["alpha 2, cancel"](base_job()).rules, "its rows are those of this choice"
+
+
+def test_kept_rows_of_any_code_make_tables_and_nothing_runs(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    mix = TaskMix(0, ("game",), context_tokens=4_096)
+    job = with_rules(replace(base_job(gpus=8), trainer_gpus=4, mix=mix, warm=0, steps=1), groups=1, members=2)
+    made = TrainingBench(Study(Runner(RowFile(path), "old code", lambda _: None), (1,)))
+    rows = made.rows("step", {"One-off": with_rules(job, mode="one-off")}, [1.0])
+    kept = TrainingBench(Study(KeptRows(path), (1,)))
+    assert kept.rows("step", {"One-off": with_rules(job, mode="one-off")}, [1.0]) == rows
+    with pytest.raises(BadInput, match="lacks 1 rows"):
+        kept.figures(job)
 
 
 def test_a_table_has_the_columns_that_are_used() -> None:
