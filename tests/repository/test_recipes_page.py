@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from heddle_dask.cli.group_cluster import check_plan
+from heddle_dask.cli.main import heddle
+from heddle_dask.cli.rollout.run import Outcome
+from heddle_dask.cli.train import run
+from heddle_dask.cli.train.order import TrainOrder
 from heddle_dask.cost.engine_cost import gpu_of, model_of
 from heddle_dask.cost.hardware import kv_capacity_tokens
 from heddle_dask.cost.published import config_of
 from heddle_dask.cost.training_memory import TrainedModel, TrainerSetup, trainer_bytes
+from heddle_dask.engines.defaults import shipped_model
+from heddle_dask.live.clusters.slurm.cluster_file import cluster_plan
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "docs" / "recipes"
@@ -87,3 +97,51 @@ def test_memory_of_the_rows_is_that_of_the_formula(name: str) -> None:
 @pytest.mark.parametrize("name", TRAININGS)
 def test_a_recipe_has_at_most_500_words(name: str) -> None:
     assert len((RECIPES / f"{name}.md").read_text(encoding="utf-8").split()) <= 500
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_the_commands_of_a_training_are_orders_with_the_planned_trainer(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders: list[TrainOrder] = []
+
+    def ordered(order: TrainOrder, *, to_stderr: bool) -> Outcome:
+        orders.append(order)
+        return Outcome({}, 0)
+
+    monkeypatch.setattr(run, "run_training", ordered)
+    monkeypatch.chdir(tmp_path)
+    models = tmp_path / "models"
+    models.mkdir()
+    for model in ("Qwen3-8B", "Qwen3-14B"):
+        (models / model).symlink_to(shipped_model())
+    row = TRAININGS[name]["training"]
+    lines = [line for line in command_lines(name) if line.startswith("heddle train")]
+    for line in lines:
+        words = shlex.split(line.replace("/project", str(tmp_path)))
+        done = CliRunner().invoke(heddle, words[1:])
+        assert done.exit_code == 0, (line, done.output)
+        order = orders[-1]
+        assert order.trainer["ranks"] == row["trainer_gpus"]
+        assert order.trainer.get("lora_rank", 0) == (32 if name == "one-gpu" else 0)
+        assert order.rule.groups * order.groups.members == row["batch"]
+        assert order.rollout["max_context_tokens"] == row["pass_tokens"]
+    assert len(lines) == (2 if name == "one-node" else 1)
+
+
+def command_lines(name: str) -> list[str]:
+    text = (RECIPES / f"{name}.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```bash[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+
+
+@pytest.mark.parametrize("name", ["one-node", "slurm"])
+def test_the_cluster_files_of_trainings_are_plans(name: str) -> None:
+    text = (RECIPES / f"{name}.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```toml[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    plan = cluster_plan(tomllib.loads(block))
+    check_plan(plan, Path("train.toml"), frozenset())
+    assert [group.role for group in plan.groups.values()] == ["rollout", "trainer", "tool"]
+    rollout = plan.groups["gpu"]
+    row = TRAININGS[name]["training"]
+    assert rollout.tp_degree == row["tp_degree"] and rollout.maximum * rollout.engines == row["engines"]
