@@ -12,7 +12,12 @@ import pytest
 from worlds.record_builders import plain_trajectory
 from worlds.scripted_plane import ScriptedPlane, context_on, sampled
 
-from heddle_dask.environments.base import Context
+from heddle_dask.core.errors import BadInput
+from heddle_dask.environments.base import Context, Task
+from heddle_dask.environments.functions import FunctionEnvironment
+from heddle_dask.environments.splits import prompt_key
+from heddle_dask.live.driver.files.continuation import task_list
+from heddle_dask.live.driver.inputs.rollout_inputs import prefixes_of
 from heddle_dask.live.driver.programs.context import LiveContext
 from heddle_dask.live.driver.programs.prefix_replay import PrefixDiverged
 from heddle_dask.records.token_record import Attribution
@@ -102,6 +107,26 @@ def test_what_differs_from_the_recorded_attempt_is_refused(
     with pytest.raises(PrefixDiverged, match=said):
         asyncio.run(body())
     assert ctx.steps == [] and ctx.generated_tokens == 0
+
+
+def test_prefixes_are_checked_against_their_tasks(source: tuple[LiveContext, TrajectoryPrefix]) -> None:
+    task = Task("a", "one")
+    environment = FunctionEnvironment(program, name="env", tasks=lambda count, seed: [task])
+    prefix = replace(source[1], prompt_key=prompt_key("env", task))
+    assert prefixes_of({"a": prefix}, environment, [task]) == {"a": prefix} and prefixes_of(None, environment, []) == {}
+    refused = [
+        ({"b": prefix}, "prefixes: 'b': use a task id of this run"),
+        ({"a": None}, r"TrajectoryPrefix.of\(record, steps\)"),
+        ({"a": source[1]}, "t/9 attempted another task"),
+    ]
+    for prefixes, said in refused:
+        with pytest.raises(BadInput, match=said):
+            prefixes_of(prefixes, environment, [task])
+    environment.can_replay = False  # type: ignore[attr-defined]
+    with pytest.raises(BadInput, match="'env' says that it cannot be replayed"):
+        prefixes_of({"a": prefix}, environment, [task])
+    # A batch is resumed with the same prefixes only.
+    assert task_list([task], {"a": prefix}) != task_list([task]) == task_list([task], {})
 
 
 async def _continuations(ctx: Context) -> None:

@@ -128,6 +128,18 @@ def test_a_failed_environment_drops_its_group_and_a_failed_agent_does_not() -> N
     assert [each.status for each in group.records] == ["failed", "completed", "completed"]
 
 
+def test_a_group_whose_prefix_cannot_be_replayed_is_asked_for_again() -> None:
+    plan = GroupPlan(members=2, max_repeats=0)
+    ledger = GroupLedger(plan)
+    start = GroupStart(7, continuation=1)
+    assert (start.group_id, start.again().group_id) == ("g000007c1", "g000007c1.1")
+    ledger.start(start, "task-7", "env", ["a", "b"])
+    assert cancelled(ledger.ended(record("a", "failed", "prefix"))) == [("b", "prefix")]
+    (dropped,) = ledger.ended(record("b", "aborted", "prefix"))
+    assert isinstance(dropped, DropGroup) and dropped.cause == "prefix"
+    assert ledger.repeats == [start.again()]
+
+
 def test_a_group_that_does_not_count_is_replaced() -> None:
     plan = GroupPlan(members=1, groups_per_batch=1)
     ledger = GroupLedger(plan, counts=lambda group: group.task_id != "task-0")
