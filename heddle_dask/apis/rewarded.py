@@ -238,6 +238,7 @@ class RewardedEnvironment:
         self._environment = environment
         self._reward = reward
         self.uses_sandbox = bool(getattr(environment, "uses_sandbox", False))
+        self.can_replay = bool(getattr(environment, "can_replay", True))
         self.reward_needs: Needs | None = getattr(reward, "needs", None)
         self.reward_asks = {ServiceReward: "score", JudgeReward: "judge"}.get(type(reward), "")
         self.reward_identity = _identity_of(reward)

@@ -11,7 +11,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, ClassVar
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.needs import Given, Needs
@@ -47,6 +47,8 @@ class CommandAgent:
     limit_s
         Seconds that it has at each task; None: what the task says, or else the description.
     """
+
+    can_replay: ClassVar[bool] = False  # its requests come through a gateway
 
     def __init__(
         self, description: AgentDescription, tasks: AgentTasks, *, cpus: Given = 0, limit_s: float | None = None

@@ -18,7 +18,7 @@ class FunctionEnvironment:
     Parameters
     ----------
     solve
-        ``async def solve(task, ctx)``, returns the reward or None.
+        ``async def solve(task, ctx)``, returns the reward or None. Its attribute ``can_replay`` is the environment's.
     name
         Stored with each trajectory.
     tasks
@@ -35,6 +35,7 @@ class FunctionEnvironment:
         self._solve = solve
         self._name = name
         self._tasks = tasks
+        self.can_replay = bool(getattr(solve, "can_replay", True))
 
     @property
     def name(self) -> str:

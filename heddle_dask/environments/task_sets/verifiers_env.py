@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.toml_table import read_toml
@@ -38,6 +38,8 @@ class VerifiersEnvironment:
     BadInput
         verifiers is not installed, has nothing of that name, or does not take the table.
     """
+
+    can_replay: ClassVar[bool] = False  # its requests come through a gateway
 
     def __init__(self, source: str) -> None:
         path = Path(source)
