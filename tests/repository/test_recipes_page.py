@@ -77,6 +77,8 @@ def test_memory_and_minutes_of_a_training_are_those_of_its_row(name: str) -> Non
         f"| their training step | {training['trainer_s'] / 60:.1f} min | computed, at a quarter of the peak |" in page
     )
     assert re.search(rf"^\| a step.* {training['step_s'] / 60:.1f} min", page, re.MULTILINE)
+    if name != "one-gpu":
+        assert f"| a step, `sync` | at least {training['in_turn_s'] / 60:.1f} min" in page
     saved = training["saved_bytes"]["--lora 32"] if name == "slurm" else min(training["saved_bytes"].values())
     assert f"saves {saved / 1e9:.1f} GB" in page
 
@@ -145,3 +147,15 @@ def test_the_cluster_files_of_trainings_are_plans(name: str) -> None:
     rollout = plan.groups["gpu"]
     row = TRAININGS[name]["training"]
     assert rollout.tp_degree == row["tp_degree"] and rollout.maximum * rollout.engines == row["engines"]
+
+
+def test_the_node_says_what_engines_of_one_gpu_take() -> None:
+    row = TRAININGS["one-node"]
+    (four,) = [budget["candidates"] for budget in row["budgets"] if budget["gpus"] == 4]
+    (single,) = [one["makespan_s"] for one in four if one["degrees"] == [1] * 4]
+    rollout_s = single * row["training"]["batch"] / row["conditions"]["trajectories"]
+    in_turn_s = rollout_s + row["training"]["trainer_s"]
+    page = (RECIPES / "one-node.md").read_text(encoding="utf-8")
+    assert f"| the same, four engines of TP 1 | {rollout_s / 60:.1f} min | simulated |" in page
+    assert f"({rollout_s / 60:.1f} with TP 1)" in page
+    assert f"({in_turn_s / 60:.1f} with TP 1)" in page
