@@ -118,6 +118,8 @@ class TrainerSetup:
         Activation checkpointing.
     reference
         Another model is kept for a divergence.
+    passes, forwards
+        Over a batch with gradients; and without, for logprobs before the step or of a reference.
     """
 
     ranks: int = 1
@@ -127,6 +129,8 @@ class TrainerSetup:
     recompute: bool = True
     logits_chunk_tokens: int = LOGITS_CHUNK_TOKENS
     reference: bool = False
+    passes: int = 1
+    forwards: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +216,11 @@ def step_flops(model: TrainedModel, setup: TrainerSetup, tokens: float, squared_
     (those below an adapter have none) and where activations are computed again.
     """
     again = 1 if setup.recompute else 0
-    linear = 2 * model.parameters * tokens * (2 + again + (0 if setup.lora_rank else 1))
+    linear = setup.passes * (2 + again + (0 if setup.lora_rank else 1)) + setup.forwards
     # Scores and values of half the square, and twice that backward.
-    attention = 2 * model.layers * model.queries * squared_tokens * (3 + again)
-    return linear + attention
+    attention = setup.passes * (3 + again) + setup.forwards
+    forward = 2 * model.parameters * tokens
+    return linear * forward + attention * 2 * model.layers * model.queries * squared_tokens
 
 
 def train_step_s(model: TrainedModel, setup: TrainerSetup, gpu: Gpu, tokens: float, squared_tokens: float) -> float:

@@ -126,6 +126,8 @@ def test_operations_by_hand() -> None:
     assert step_flops(EIGHT, TrainerSetup(), tokens, squared) == 8 * EIGHT.parameters * tokens + 4 * attention
     plain = TrainerSetup(recompute=False)
     assert step_flops(EIGHT, plain, tokens, squared) == 6 * EIGHT.parameters * tokens + 3 * attention
+    twice = TrainerSetup(passes=2, forwards=1)
+    assert step_flops(EIGHT, twice, tokens, squared) == 18 * EIGHT.parameters * tokens + 9 * attention
     adapter = TrainerSetup(lora_rank=32)
     assert step_flops(EIGHT, adapter, tokens, squared) == 6 * EIGHT.parameters * tokens + 4 * attention
 

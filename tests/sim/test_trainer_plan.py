@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from heddle_dask.cli.main import heddle
+from heddle_dask.cli.plan.training import TrainRequest
 from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.hardware import kv_capacity_tokens
 from heddle_dask.cost.published import config_of, gpu_of, model_of
 from heddle_dask.cost.training_memory import PEAK_SHARE, TrainedModel, TrainerSetup, train_step_s, trainer_bytes
+from heddle_dask.sim.clusters import CLUSTERS
 from heddle_dask.sim.trainer_plan import BatchTokens, TrainerPlan
 from heddle_dask.workloads.choice import load_workload
 
@@ -121,6 +123,21 @@ def test_one_gpu_is_shared_and_its_engine_has_what_the_trainer_leaves() -> None:
     assert training["step_s"] == training["in_turn_s"]
 
 
+def test_options_of_the_trainer_count() -> None:
+    asked = {"lora": None, "batch": None, "overlap": "async", "total_gpus": None}
+
+    def setup(*options: str, lora: int | None = None) -> TrainerSetup:
+        told = {**asked, "lora": lora, "trainer_set": options}
+        return TrainRequest.of("qwen3-8b", [8], CLUSTERS["hopper8"], 4096, told).plan.setup
+
+    assert setup() == TrainerSetup()
+    assert setup("micro_batch_tokens=2048").pass_tokens == 4096, "the longest sequence"
+    assert setup("dtype=float32", "gradient_checkpointing=false") == TrainerSetup(item_bytes=4, recompute=False)
+    assert setup("passes=2", "kl_coefficient=0.1") == TrainerSetup(reference=True, passes=2, forwards=2)
+    assert setup("parts=2", lora=8) == TrainerSetup(lora_rank=8, forwards=1)
+    assert setup("kl_coefficient=0.1", lora=8) == TrainerSetup(lora_rank=8, forwards=1)
+
+
 def test_measured_seconds_of_the_trainer_take_the_place_of_computed_ones() -> None:
     told = plan("--gpus", "8", "--max-context-tokens", "32768", "--trainer-s", "800/gpus")
     training = told["training"]
@@ -134,6 +151,7 @@ def test_measured_seconds_of_the_trainer_take_the_place_of_computed_ones() -> No
         (("--gpus", "4,8"), "--gpus names 2 numbers: with --train give one"),
         (("--gpus", "8", "--total-gpus", "8"), "--total-gpus is of --trainer-s"),
         (("--gpus", "8", "--trainer", "speed=2"), "--trainer speed=2: use KEY=VALUE"),
+        (("--gpus", "8", "--trainer", "ranks=4"), "--trainer ranks and shares_gpus are what --train plans"),
         (("--model", "qwen3-30b-a3b"), "training a mixture of experts is not modelled"),
     ],
 )

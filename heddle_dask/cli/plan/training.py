@@ -50,6 +50,8 @@ class TrainRequest:
             raise BadInput(f"--gpus names {len(gpus)} numbers: with --train give one, of trainer and engines together")
         trained = TrainedModel.of_config(config_of(model), model)
         chosen = trainer_options({"lr": 1e-5, "trainer_ranks": 1, "seed": 0, **options})
+        if chosen["ranks"] != 1 or "shares_gpus" in chosen:
+            raise BadInput("--trainer ranks and shares_gpus are what --train plans: leave them out")
         setup = _setup(chosen, max_context_tokens, int(model_of(model).weight_bytes) // trained.parameters)
         gpu: Gpu = gpu_of(described.gpu)
         plan = TrainerPlan(
@@ -189,5 +191,12 @@ def _setup(chosen: Mapping[str, Any], max_context_tokens: int, stored_bytes: int
         item_bytes=item_bytes,
         recompute=chosen.get("gradient_checkpointing", True) is not False,
     )
-    other = chosen.get("reference") or not setup.lora_rank
-    return replace(setup, reference=bool(chosen.get("kl_coefficient")) and bool(other))
+    compares = bool(chosen.get("kl_coefficient"))
+    passes = chosen.get("passes", 1)
+    return replace(
+        setup,
+        # An adapter is switched off instead.
+        reference=compares and bool(chosen.get("reference") or not setup.lora_rank),
+        passes=passes,
+        forwards=compares + (passes * chosen.get("parts", 1) > 1),
+    )
