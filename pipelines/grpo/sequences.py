@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import heapq
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,8 @@ import numpy.typing as npt
 from heddle_dask.core.errors import BadInput
 from heddle_dask.training.advantages import AdvantageFunction, is_known, token_advantages
 from heddle_dask.training.groups import TokenSequence, TrainingBatch
+
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,18 +115,24 @@ def parts_of(sequences: Sequence[TrainedSequence], parts: int, seed: str) -> lis
     whole = list(by_trajectory.values())
     if parts > 1:
         random.Random(seed).shuffle(whole)
-    split: list[list[TrainedSequence]] = [[] for _ in range(parts)]
-    for trajectory in whole:
-        min(split, key=_tokens).extend(trajectory)
-    return [part for part in split if part]
+    return [[one for trajectory in part for one in trajectory] for part in _even(whole, _tokens, parts) if part]
 
 
 def shares_of(sequences: Sequence[TrainedSequence], ranks: int) -> list[list[TrainedSequence]]:
     """Split between ranks, so that each has about as many tokens: longest first, to the rank with the fewest."""
-    shares: list[list[TrainedSequence]] = [[] for _ in range(ranks)]
-    for sequence in sorted(sequences, key=lambda one: (-one.length, one.number)):
-        min(shares, key=_tokens).append(sequence)
-    return shares
+    longest_first = sorted(sequences, key=lambda one: (-one.length, one.number))
+    return _even(longest_first, lambda one: one.length, ranks)
+
+
+def _even(items: Iterable[Item], tokens: Callable[[Item], int], shares: int) -> list[list[Item]]:
+    """Give each in its turn to the first share with the fewest tokens."""
+    split: list[list[Item]] = [[] for _ in range(shares)]
+    fewest = [(0, share) for share in range(shares)]
+    for item in items:
+        had, share = heapq.heappop(fewest)
+        split[share].append(item)
+        heapq.heappush(fewest, (had + tokens(item), share))
+    return split
 
 
 def micro_batches(
@@ -137,17 +146,18 @@ def micro_batches(
         Of one micro-batch, counting padding where it is not `packed`; a longer sequence is alone.
     """
     found: list[list[TrainedSequence]] = []
+    taken: list[int] = []  # tokens of each
     for sequence in sorted(sequences, key=lambda one: (-one.length, one.number)):
-        if packed:
-            # First fit, decreasing: at most 11/9 of the fewest micro-batches.
-            fitting = (each for each in found if _tokens(each) + sequence.length <= most_tokens)
+        # First fit, decreasing: at most 11/9 of the fewest micro-batches.
+        for at, micro in enumerate(found):
+            tokens = taken[at] + (sequence.length if packed else micro[0].length)
+            if tokens <= most_tokens:
+                micro.append(sequence)
+                taken[at] = tokens
+                break
         else:
-            fitting = (each for each in found if (len(each) + 1) * each[0].length <= most_tokens)
-        chosen = next(fitting, None)
-        if chosen is None:
             found.append([sequence])
-        else:
-            chosen.append(sequence)
+            taken.append(sequence.length)
     return found
 
 

@@ -140,6 +140,16 @@ def test_attention_with_lengths_is_asked_for_what_one_call_for_each_sequence_giv
     torch.testing.assert_close(found, expected)
 
 
+def test_attention_with_lengths_is_called_as_torch_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "takes_lengths", lambda query: True)
+    nowhere = torch.device("meta")
+    inputs = [torch.empty(1, heads, 16, 8, device=nowhere, requires_grad=True) for heads in (4, 2, 2)]
+    found, _ = packed_attention(torch.nn.Module(), *inputs, None, 0.3, Segments([5, 9, 2], nowhere), 4)
+    found.sum().backward()
+    assert found.shape == (1, 16, 4, 8)
+    assert [each.grad is not None and each.grad.shape == each.shape for each in inputs] == [True] * 3
+
+
 def plain_varlen(
     query: torch.Tensor,
     key: torch.Tensor,
