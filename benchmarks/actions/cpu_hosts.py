@@ -12,6 +12,7 @@ from benchmarks.actions.rows import ActionRow
 from benchmarks.actions.software_workload import SoftwareWorkload
 from benchmarks.experiments import Study
 from benchmarks.opponents import FIXED, PAPER
+from benchmarks.opponents.weighted_hosts import HostWeights
 from benchmarks.tables import ratio_fields
 
 UNITS = (1, 2, 4, 8, 16, 32)
@@ -50,31 +51,52 @@ POOLS = (
 )
 
 
+SMALL_POOLS = (Pool(8, 4, 1), Pool(8, 4, 2), Pool(1, 8, 1))
+WEIGHTS = tuple((first, power) for power in (1.0, 2.0, 3.0) for first in (1.0, 4.0, 16.0, 64.0, 256.0))
+
+
 def host_rows(study: Study, pools: Sequence[Pool] = POOLS) -> list[ActionRow]:
     """Hosts of 4 to 256 cores: elastic, its least, each fixed number of units, each limit of pods, the paper's form."""
+    return [row for pool in pools for row in _rows(study, f"cpu-hosts, {pool.name}", _arms(pool))]
+
+
+def weight_rows(study: Study) -> list[ActionRow]:
+    """Hosts of 4 and 8 cores: what weights by exact remaining seconds would reach, beside the arms of cpu-hosts."""
     rows: list[ActionRow] = []
-    for pool in pools:
-        arms = _arms(pool)
-        figures = {name: _figures(study, job) for name, job in arms.items()}
-        ours = figures["elastic"]
-        for name, of_arm in figures.items():
-            act = [each.act_mean_s / own.act_mean_s for each, own in zip(of_arm, ours, strict=True)]
-            rewards_s, own_s = (statistics.fmean(one.rewards_act_s for one in each) for each in (of_arm, ours))
-            rows.append(
-                ActionRow(
-                    f"cpu-hosts, {pool.name}",
-                    name,
-                    arms[name].batch,
-                    act_mean_s=statistics.fmean(one.act_mean_s for one in of_arm),
-                    act_p99_s=statistics.fmean(one.act_p99_s for one in of_arm),
-                    step_s=statistics.fmean(one.step_s for one in of_arm),
-                    cores=arms[name].cores,
-                    seeds=len(of_arm),
-                    step_ratio=statistics.fmean(o.step_s / m.step_s for o, m in zip(of_arm, ours, strict=True)),
-                    note=f"rewards {rewards_s:.2f} s, ratio {rewards_s / own_s:.3f}",
-                    **ratio_fields(act),
-                )
+    for pool in SMALL_POOLS:
+        plain = pool.job("fcfs-minimum")
+        weights = {
+            f"weights {first:g} x (8 s / rest) ^ {power:g}": replace(
+                plain, weights=HostWeights(pool.hosts, pool.cpus, first, power)
             )
+            for first, power in WEIGHTS
+        }
+        rows += _rows(study, f"cpu-weights, {pool.name}", {**_arms(pool), **weights})
+    return rows
+
+
+def _rows(study: Study, experiment: str, arms: Mapping[str, CpuJob]) -> list[ActionRow]:
+    rows: list[ActionRow] = []
+    figures = {name: _figures(study, job) for name, job in arms.items()}
+    ours = figures["elastic"]
+    for name, of_arm in figures.items():
+        act = [each.act_mean_s / own.act_mean_s for each, own in zip(of_arm, ours, strict=True)]
+        rewards_s, own_s = (statistics.fmean(one.rewards_act_s for one in each) for each in (of_arm, ours))
+        rows.append(
+            ActionRow(
+                experiment,
+                name,
+                arms[name].batch,
+                act_mean_s=statistics.fmean(one.act_mean_s for one in of_arm),
+                act_p99_s=statistics.fmean(one.act_p99_s for one in of_arm),
+                step_s=statistics.fmean(one.step_s for one in of_arm),
+                cores=arms[name].cores,
+                seeds=len(of_arm),
+                step_ratio=statistics.fmean(o.step_s / m.step_s for o, m in zip(of_arm, ours, strict=True)),
+                note=f"rewards {rewards_s:.2f} s, ratio {rewards_s / own_s:.3f}",
+                **ratio_fields(act),
+            )
+        )
     return rows
 
 

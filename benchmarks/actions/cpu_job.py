@@ -15,11 +15,12 @@ from types import MappingProxyType
 from benchmarks.actions.software_workload import SoftwareWorkload, action_trajectories
 from benchmarks.opponents.pod_settings import PodSettings
 from benchmarks.opponents.pods import SimulatedPods
+from benchmarks.opponents.weighted_hosts import HostWeights, WeightedHosts
 from heddle_dask.core.nouns import HostDescription
 from heddle_dask.engines.collector import collect_seldom
 from heddle_dask.sim.clusters import Cluster
 from heddle_dask.sim.fleet import SimulatedFleet, equal_hosts
-from heddle_dask.sim.program import SimulatedCall
+from heddle_dask.sim.program import MakeActionBody, SimulatedCall
 from heddle_dask.sim.rollout import rollout_predictor
 from heddle_dask.sim.world import SimulatedWorld
 from heddle_dask.strategies.presets import build_strategies, tell_costs
@@ -70,8 +71,8 @@ class CpuJob:
         The other strategies.
     warm
         Whether a learned predictor starts with trajectories of another seed.
-    pods
-        Run actions in pods of Kubernetes instead.
+    pods, weights
+        Run actions in pods of Kubernetes instead, or on hosts that know the rest of each.
     overhead_s
         Added to every action, half before and half after it.
     """
@@ -85,6 +86,7 @@ class CpuJob:
     pools: tuple[tuple[str, int], ...] = (("cpu", 5),)
     host_cpus: int = 256
     pods: PodSettings | None = None
+    weights: HostWeights | None = None
     overhead_s: float = 0.024
     sandbox_start_s: float = 0.0
     gpus: int = 384
@@ -193,12 +195,15 @@ def _fleet(job: CpuJob) -> SimulatedFleet:
         hosts += equal_hosts(count, job.host_cpus, memory_bytes=_HOST_BYTES, pool=pool, first=first)
         first += count
     delays = replace(fleet.delays, action_s=job.overhead_s / 2)
+    unmanaged: MakeActionBody | None = None if job.pods is None else partial(SimulatedPods, job.pods)
+    if job.weights is not None:
+        unmanaged = partial(WeightedHosts, job.weights)
     return replace(
         fleet,
         hosts=tuple(hosts),
         delays=delays,
         sandbox_start_s=job.sandbox_start_s,
-        unmanaged=None if job.pods is None else partial(SimulatedPods, job.pods),
+        unmanaged=unmanaged,
     )
 
 

@@ -6,7 +6,7 @@ import asyncio
 
 from benchmarks.actions.api import simulated_rows
 from benchmarks.actions.cpu import CPU_EXPERIMENTS
-from benchmarks.actions.cpu_hosts import host_rows
+from benchmarks.actions.cpu_hosts import host_rows, weight_rows
 from benchmarks.actions.gpu import GPU_EXPERIMENTS
 from benchmarks.actions.rows import ActionRow
 from benchmarks.experiments import Experiment, Experiments, Study, experiment
@@ -54,6 +54,7 @@ _SIMULATED = {
     **CPU_EXPERIMENTS,
     **GPU_EXPERIMENTS,
     "cpu-hosts": experiment(host_rows),
+    "cpu-weights": experiment(weight_rows),
     "api": experiment(simulated_rows),
 }
 _LIVE = {

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from worlds.core_builders import Stage
 
+from benchmarks.actions.cpu_hosts import Pool
+from benchmarks.actions.cpu_job import run_cpu_job
 from benchmarks.opponents import FIXED, PER_TRAJECTORY, WORKER_POOLS
+from benchmarks.opponents.weighted_hosts import HostWeights, filled
 from heddle_dask.core import events as ev
 from heddle_dask.core.commands import Command, RunAction
 from heddle_dask.core.errors import BadInput
@@ -90,3 +97,26 @@ def test_bad_options_of_baselines_are_refused_in_one_line(actions: str) -> None:
     with pytest.raises(BadInput) as refusal:
         Strategy("verl", [f"actions={actions}"])
     assert "\n" not in str(refusal.value)
+
+
+def test_hosts_that_know_the_rest_of_each_suite_do_all_the_work() -> None:
+    ours = Pool(1, 8, 1).job("fcfs-minimum")
+    plain, short_first = (
+        run_cpu_job(replace(ours, weights=HostWeights(1, 8, first, power)))
+        for first, power in ((1.0, 0.0), (16.0, 3.0))
+    )
+    assert plain.completed == short_first.completed == 16 and plain.actions == short_first.actions
+    assert short_first.rewards_act_s < plain.rewards_act_s and short_first.commands_act_s > plain.commands_act_s
+
+
+@given(
+    st.floats(0.5, 64.0),
+    st.lists(st.tuples(st.floats(0.5, 32.0), st.floats(0.01, 64.0)), min_size=1, max_size=8),
+)
+def test_cpus_by_weight_are_used_and_none_has_more_than_its_limit(cpus: float, jobs: list[tuple[float, float]]) -> None:
+    limits, weights = (list(each) for each in zip(*jobs, strict=True))
+    given_cpus = filled(cpus, limits, weights)
+    assert sum(given_cpus) == pytest.approx(min(cpus, sum(limits)))
+    level = max((one / weight for one, weight in zip(given_cpus, weights, strict=True)), default=0.0)
+    for one, limit, weight in zip(given_cpus, limits, weights, strict=True):
+        assert one == pytest.approx(limit) or one == pytest.approx(level * weight)
