@@ -7,7 +7,7 @@ recorded one makes another context.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -66,6 +66,13 @@ class TrajectoryPrefix:
             record.steps[:steps],
             context.token_ids[: record.steps[steps].token_start].copy(),
         )
+
+    def first(self, steps: int) -> TrajectoryPrefix:
+        """The first `steps` of these steps, at least one."""
+        if steps == self.steps:
+            return self
+        tokens = self.replies[steps].token_start
+        return replace(self, replies=self.replies[:steps], token_ids=self.token_ids[:tokens])
 
     @property
     def steps(self) -> int:

@@ -75,10 +75,16 @@ class _Attempts:
 
 @dataclass(slots=True)
 class _Task:
-    """What is known of one task; sources by whether they passed, with the version that sampled them."""
+    """What is known of one task.
+
+    Attributes
+    ----------
+    sources
+        By whether they passed: all but the last step of an attempt, and the version of its first token.
+    """
 
     seen: list[_Attempts] = field(default_factory=list)
-    sources: dict[bool, tuple[TrajectoryRecord, int]] = field(default_factory=dict)
+    sources: dict[bool, tuple[TrajectoryPrefix, int]] = field(default_factory=dict)
     asked_again: int = 0
 
     def forget_before(self, version: int) -> None:
@@ -123,9 +129,10 @@ class PrefixSampler:
         passed = sum(self._passes(record) for record in known)
         seen = _Attempts(str(facts["source"]), int(facts["steps"]), passed, len(known) - passed, version)
         task.seen.append(seen)
-        for record in known:
-            if _may_be_source(record):
-                task.sources.setdefault(self._passes(record), (record, version))
+        for record in filter(_may_be_source, known):
+            if self._passes(record) not in task.sources:
+                whole = TrajectoryPrefix.of(record, len(record.steps) - 1)
+                task.sources[self._passes(record)] = whole, _first_version(record)
         is_skewed = self._rule.is_skewed(_posterior_mean(seen.passed, seen.failed))
         after = self.prefix_for("", key) if is_skewed and task.asked_again < self._rule.again else None
         tried = {(each.source, each.steps) for each in task.seen}
@@ -147,14 +154,14 @@ class PrefixSampler:
             return None
         source, _ = task.sources[helps]
         steps = self._cut(task.seen, source, helps)
-        return TrajectoryPrefix.of(source, steps) if steps else None
+        return source.first(steps) if steps else None
 
-    def _cut(self, seen: Iterable[_Attempts], source: TrajectoryRecord, helps: bool) -> int:
+    def _cut(self, seen: Iterable[_Attempts], source: TrajectoryPrefix, helps: bool) -> int:
         """After how many steps of the source the next group begins; 0: from scratch."""
         passed: Counter[int] = Counter()
         failed: Counter[int] = Counter()
         for each in seen:
-            if each.source in ("", source.trajectory_id):
+            if each.source in ("", source.source):
                 passed[each.steps] += each.passed if helps else each.failed
                 failed[each.steps] += each.failed if helps else each.passed
         cuts = sorted(passed)
@@ -163,7 +170,7 @@ class PrefixSampler:
         if fitting:
             return min(fitting, key=lambda cut: abs(rates[cut] - HALF))
         below = max((cut for cut in cuts if rates[cut] < HALF), default=0)
-        above = min((cut for cut in cuts if cut > below), default=len(source.steps))
+        above = min((cut for cut in cuts if cut > below), default=source.steps + 1)
         if above - below > 1:
             return (below + above) // 2
         # No cut is left between them. Behind all steps the attempt has ended, and nothing of it would be this group's.
@@ -186,12 +193,17 @@ def _may_be_source(record: TrajectoryRecord) -> bool:
         record.status == "completed"
         and PREFIX not in record.metadata
         and len(record.steps) > 1
+        and record.steps[0].generated_tokens > 0
         and begins_by_itself(record)
     )
 
 
 def _newest_version(record: TrajectoryRecord) -> int:
     return max((int(branch.policy_version.max()) for branch in record.branches if len(branch)), default=0)
+
+
+def _first_version(record: TrajectoryRecord) -> int:
+    return int(record.branches[0].policy_version[record.steps[0].token_start])
 
 
 def _posterior_mean(passed: int, failed: int) -> float:

@@ -165,3 +165,5 @@ def test_rules_and_prefixes_are_checked() -> None:
     context = record.steps[2].token_start
     assert prefix.token_ids.tolist() == record.branches[0].token_ids[:context].tolist()
     assert prefix.facts == {"source": "a/0", "steps": 2, "tokens": context, "sampled_tokens": 8}
+    shorter = TrajectoryPrefix.of(record, 3).first(2)
+    assert shorter.facts == prefix.facts and shorter.token_ids.tolist() == prefix.token_ids.tolist()
