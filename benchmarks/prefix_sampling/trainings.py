@@ -69,8 +69,11 @@ def train(run: StudyRun, rows: RowFile, code: str) -> Iterator[Row]:
         while process.poll() is None:
             time.sleep(_LOOK_S)
             yield from _new(run, rows, code)
+    except KeyboardInterrupt:
+        process.wait()  # it was told by the terminal as well, and ends after the step that is being trained
+        raise
     except BaseException:
-        process.terminate()  # it ends after the step that is being trained
+        process.terminate()
         process.wait()
         raise
     yield from _new(run, rows, code)
