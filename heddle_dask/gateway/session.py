@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 from heddle_dask.chat.conversation import ChatMessage, with_tool_names
 from heddle_dask.chat.history import History, HistoryPlace
-from heddle_dask.core.errors import BadInput, text_of
+from heddle_dask.core.errors import BadInput, HeddleError, text_of
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.environments.base import Context
 from heddle_dask.gateway.asked_steps import AskedRequest, AskedStep, AskedSteps
@@ -264,7 +264,7 @@ def _answer_of(task: asyncio.Task[StepAnswer]) -> StepAnswer:
     Raises
     ------
     OrderRefused
-        It has none.
+        It has none. What is no `HeddleError` is a fault of ours, and is raised as it is.
     """
     if task.cancelled():
         raise OrderRefused("the step was aborted: its trajectory has ended, or all its clients had gone", "failed")
@@ -275,4 +275,6 @@ def _answer_of(task: asyncio.Task[StepAnswer]) -> StepAnswer:
         raise OrderRefused(str(error), error.kind)
     if isinstance(error, BadInput):
         raise OrderRefused(text_of(error), "invalid_request")
-    raise OrderRefused(f"{type(error).__name__}: {text_of(cast(Exception, error))}", "failed")
+    if isinstance(error, HeddleError):
+        raise OrderRefused(f"{type(error).__name__}: {text_of(error)}", "failed")
+    raise error

@@ -15,6 +15,7 @@ from worlds.scripted_plane import context_on
 
 from heddle_dask.chat.conversation import CalledTool, ChatMessage
 from heddle_dask.chat.tool_calls import format_call
+from heddle_dask.core.errors import HeddleError
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.gateway.orders import OrderRefused, StepOrder
 from heddle_dask.gateway.session import GatewaySession
@@ -419,18 +420,22 @@ def test_a_failure_of_the_step_is_the_clients_and_the_request_may_come_again(mod
 
     def failing(number: int) -> str:
         if number == 0:
-            agent.plane.steps.append(None)  # type: ignore[arg-type]
-            raise RuntimeError("the plane is gone")
+            agent.plane.steps.append(None)
+            raise HeddleError("the plane is gone")
+        if number == 2:
+            raise RuntimeError("a fault")
         return "fine"
 
     agent.plane.texts = failing
 
     async def body() -> None:
-        with pytest.raises(OrderRefused, match="RuntimeError: the plane is gone") as refused:
+        with pytest.raises(OrderRefused, match="HeddleError: the plane is gone") as refused:
             await agent.ask(HELLO, idempotency_key="k")
         assert refused.value.kind == "failed"
         assert (await agent.ask(HELLO, idempotency_key="k")).content == "fine"
         assert agent.branches() == [1]
+        with pytest.raises(RuntimeError, match="a fault"):
+            await agent.ask(HELLO)
 
     run(body)
 

@@ -153,8 +153,11 @@ class GatewayOrders:
         except OrderRefused as error:
             return AnswerBody.refusal(str(error), error.kind)
         except Exception as error:
+            # A fault of ours: the trajectory has lost a step, and its agent has not failed.
             _LOG.exception("a request of an agent failed")
-            return AnswerBody.refusal(f"{type(error).__name__}: {' '.join(str(error).split())}", "failed")
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            taker.lost(said)
+            return AnswerBody.refusal(said, "failed")
 
 
 # -- the client's stream ---------------------------------------------------------------------------
