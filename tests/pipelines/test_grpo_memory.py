@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from transformers import AutoModelForCausalLM, GraniteConfig, Qwen3Config
-from worlds.trainer_ranks import follow, train, whole
+from worlds.trainer_ranks import LENGTHS, follow, most_allocated, train, whole
 from worlds.training_batches import training_batch
 
 from heddle_dask.cost.training_memory import LOGITS_CHUNK_TOKENS, TrainedModel, TrainerSetup, trainer_bytes
@@ -197,9 +195,22 @@ def test_two_ranks_read_and_hold_a_half_each_and_train_as_one(tmp_path: Path) ->
         trained = sum(weight.numel() for weight in alone["weights"])
         frozen = files // 2 if spec.lora_rank else 0
         assert alone["held"] == 12 * trained + 2 * frozen, "gradients are gone between steps"
+        tokens = sum(map(sum, LENGTHS)) // 2
+        formula = beyond_states(
+            model, trained // 2, TrainerSetup(ranks=2, lora_rank=spec.lora_rank, pass_tokens=tokens)
+        )
+        for half in (left, right):
+            assert half["allocated"] < formula < 1.4 * half["allocated"]
         for found, expected in zip(left["weights"], alone["weights"], strict=True):
             torch.testing.assert_close(found, expected, rtol=0, atol=1e-4)
         assert left["metrics"] == pytest.approx(alone["metrics"], rel=2e-2, abs=1e-3)
+
+
+def beyond_states(model: Path, held: int, setup: TrainerSetup) -> float:
+    """Bytes that a step allocates by the formula: weights and moments of the trained parameters are there before it."""
+    shape = TrainedModel.of_config(json.loads((model / "config.json").read_text()))
+    computed = trainer_bytes(shape, setup)
+    return computed.total - computed.workspace - computed.states + 4 * held
 
 
 @pytest.mark.slow
@@ -208,7 +219,6 @@ def test_the_formula_of_memory_is_just_above_what_a_step_allocates(tmp_path: Pat
     assert LOGITS_CHUNK_TOKENS == CHUNK_TOKENS
     config = qwen(hidden_size=128, intermediate_size=384, head_dim=32)
     model = model_of(tmp_path / "model", config, torch.bfloat16)
-    shape = TrainedModel.of_config(json.loads((model / "config.json").read_text()))
     found, formula = [], []
     for tokens in (1024, 3072):
         spec = TrainerSpec(str(model), "unused", "a", lora_rank=lora, micro_batch_tokens=tokens)
@@ -217,21 +227,8 @@ def test_the_formula_of_memory_is_just_above_what_a_step_allocates(tmp_path: Pat
         step = BatchStep(policy, optimizer, decoupled_clipped_loss, None, 0, 0)
         step.run(sequences([tokens // 4 + 1] * 4))
         found.append(most_allocated(lambda step=step, tokens=tokens: step.run(sequences([tokens // 4 + 1] * 4))))
-        expected = trainer_bytes(shape, TrainerSetup(lora_rank=lora, pass_tokens=tokens))
-        # Weights and moments were there before.
-        there = expected.states - 4 * sum(weight.numel() for weight in policy.trained)
-        formula.append(expected.total - expected.workspace - there)
+        trained = sum(weight.numel() for weight in policy.trained)
+        formula.append(beyond_states(model, trained, TrainerSetup(lora_rank=lora, pass_tokens=tokens)))
     for measured, computed in zip(found, formula, strict=True):
         assert measured < computed < 1.4 * measured
     assert formula[1] - formula[0] == pytest.approx(found[1] - found[0], rel=0.2), "bytes of a token"
-
-
-def most_allocated(run: Callable[[], object]) -> int:
-    """The most bytes of tensors that exist at a time, beyond those that were there before."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        run()
-    with tempfile.NamedTemporaryFile(suffix=".json") as file:
-        profile.export_chrome_trace(file.name)
-        events = json.loads(Path(file.name).read_text())["traceEvents"]
-    sizes = [event["args"]["Bytes"] for event in events if event["name"] == "[memory]"]
-    return max(accumulate(sizes))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterator, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +27,21 @@ LENGTHS = [[40, 61, 33], [57, 28, 49]]
 
 
 def train(spec: TrainerSpec, rank: int) -> dict[str, Any]:
-    """Two batches; what was read, what is held, and the weights and metrics after them."""
+    """Two batches; what was read, is held, was allocated in the second step, and the weights and metrics after them."""
     with bytes_read() as read:
         policy = Policy(spec, Path(spec.model), torch.device("cpu"))
     optimizer = torch.optim.AdamW(policy.trained, lr=1e-3, eps=1e-3)
     metrics: dict[str, float] = {}
+    allocated = 0
     for number in (1, 2):
         batch = trained_sequences(training_batch(number, LENGTHS), less_mean_over_std, policy.vocabulary, 4096)
-        metrics, _ = BatchStep(policy, optimizer, decoupled_clipped_loss, None, rank, number - 1).run(batch)
+        step = BatchStep(policy, optimizer, decoupled_clipped_loss, None, rank, number - 1)
+        allocated = most_allocated(lambda step=step, batch=batch: metrics.update(step.run(batch)[0]))
     moments = [each for state in optimizer.state.values() for each in state.values() if each.dim()]
     held = [*policy.model.parameters(), *moments]
     return {
         "read": read[0],
+        "allocated": allocated,
         "held": sum(local(each).nbytes for each in held),
         "weights": [whole(weight) for weight in policy.trained],
         "metrics": metrics,
@@ -76,3 +82,14 @@ def follow(rank: int, specs: Sequence[TrainerSpec], folder: str) -> None:
     prepare_process(specs[0])
     join(specs[0], rank, Path(folder, "meeting"))
     torch.save([train(spec, rank) for spec in specs], Path(folder, f"rank-{rank}.pt"))
+
+
+def most_allocated(run: Callable[[], object]) -> int:
+    """The most bytes of tensors that exist at a time, beyond those that were there before."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        run()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profile.export_chrome_trace(file.name)
+        events = json.loads(Path(file.name).read_text())["traceEvents"]
+    sizes = [event["args"]["Bytes"] for event in events if event["name"] == "[memory]"]
+    return max(accumulate(sizes))
