@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import init_empty_weights
+from safetensors import SafetensorError
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.device_mesh import init_device_mesh
@@ -71,7 +71,7 @@ def load_model(
         model = adapted(_empty(spec, directory, stored) or _whole(spec, directory, stored))
         _shard(model, spec, device, dtype)
         _fill(model, directory, device)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise BadInput(f"model directory {directory} cannot be loaded: {' '.join(str(error).split())}") from None
     return _without_dropout(model)
 
@@ -83,6 +83,10 @@ def _whole(spec: TrainerSpec, directory: Path, dtype: torch.dtype) -> Any:
 
 def _empty(spec: TrainerSpec, directory: Path, dtype: torch.dtype) -> Any:
     """The model with weights that have no memory yet; None where the files do not hold them as the model does."""
+    try:
+        from accelerate import init_empty_weights
+    except ImportError:
+        raise BadInput("a trainer in bfloat16 or of several ranks needs accelerate: `pip install accelerate`") from None
     config = AutoConfig.from_pretrained(directory, local_files_only=True)
     with init_empty_weights(include_buffers=False):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, **_attention(spec))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GraniteConfig, Qwen3Config
 from worlds.trainer_ranks import LENGTHS, follow, most_allocated, train, whole
 from worlds.training_batches import training_batch
 
+from heddle_dask import BadInput
 from heddle_dask.cost.training_memory import LOGITS_CHUNK_TOKENS, TrainedModel, TrainerSetup, trainer_bytes
 from heddle_dask.training.advantages import less_mean_over_std
 from heddle_dask.training.trainer_spec import TrainerSpec
@@ -105,6 +108,32 @@ def _open_adapters(*policies: Policy) -> None:
         for weight in policy.trained:
             local: Any = weight.to_local() if hasattr(weight, "to_local") else weight
             local.data.normal_(0, 0.05, generator=generator)
+
+
+def test_files_that_cannot_be_read_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = model_of(tmp_path / "model", qwen(), torch.bfloat16)
+    spec = TrainerSpec(str(model), "unused", "a")
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "accelerate", None)
+        with pytest.raises(BadInput, match="needs accelerate"):
+            Policy(spec, model, CPU)
+    (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:5000])
+    with pytest.raises(BadInput, match="cannot be loaded") as refused:
+        Policy(spec, model, CPU)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_model_whose_files_have_other_names_is_loaded_whole(tmp_path: Path) -> None:
+    model = model_of(tmp_path / "model", qwen(), torch.bfloat16)
+    expected = whole_weights(Policy(TrainerSpec(str(model), "unused", "a"), model, CPU))
+    weights = {name.removeprefix("model."): tensor for name, tensor in load_file(model / "model.safetensors").items()}
+    save_file(weights, model / "model.safetensors", {"format": "pt"})
+    found = whole_weights(Policy(TrainerSpec(str(model), "unused", "a"), model, CPU))
+    assert all(torch.equal(found[name], expected[name]) for name in expected) and found.keys() == expected.keys()
+
+
+def whole_weights(policy: Policy) -> dict[str, torch.Tensor]:
+    return {name: whole(weight) for name, weight in policy.model.named_parameters()}
 
 
 def test_a_model_that_scales_its_logits_is_right_without_chunks(tmp_path: Path) -> None:
