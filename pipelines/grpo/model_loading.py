@@ -7,6 +7,7 @@ weights, and a layer has its weights in bfloat16 only while it runs (docs/traine
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,7 @@ def _shard(model: Any, spec: TrainerSpec, device: torch.device, dtype: torch.dty
     """Shard over all ranks: a decoder layer at a time, and what is outside of layers."""
     if not dist.is_initialized():
         assert spec.ranks == 1, "join the ranks first"
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     mesh = init_device_mesh(device.type, (spec.ranks,))

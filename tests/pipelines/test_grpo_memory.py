@@ -136,19 +136,28 @@ def whole_weights(policy: Policy) -> dict[str, torch.Tensor]:
     return {name: whole(weight) for name, weight in policy.model.named_parameters()}
 
 
-def test_a_model_that_scales_its_logits_is_right_without_chunks(tmp_path: Path) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_that_scales_its_logits_is_right_without_chunks(tmp_path: Path, dtype: torch.dtype) -> None:
     shape = qwen().to_dict()
     keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     config = GraniteConfig(logits_scaling=3.0, **{key: shape[key] for key in keys})
-    model = model_of(tmp_path / "model", config, torch.float32)
+    model = model_of(tmp_path / "model", config, dtype)
     policy = Policy(TrainerSpec(str(model), "unused", "a"), model, CPU)
+    plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     (one, *_) = sequences([40, 31])
+    logits = plain(torch.from_numpy(one.token_ids)[None]).logits[0]
+    scaled = logits[one.targets - 1] / torch.from_numpy(one.temperatures)[:, None]
+    expected = scaled.log_softmax(-1)[torch.arange(len(one.targets)), one.token_ids[one.targets]]
+    expected.sum().backward()
+    bound = 1e-4 if dtype == torch.float32 else 0.03
     for _ in range(2):
         found = token_logprobs(policy.model, [one], CPU, packed=True, chunk_tokens=1).logprobs
-        logits = AutoModelForCausalLM.from_pretrained(model)(torch.from_numpy(one.token_ids)[None]).logits[0]
-        scaled = logits[one.targets - 1] / torch.from_numpy(one.temperatures)[:, None]
-        expected = scaled.log_softmax(-1)[torch.arange(len(one.targets)), one.token_ids[one.targets]]
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found, expected, rtol=bound, atol=bound)
+        found.sum().backward()
+        for weight, same in zip(policy.trained, plain.parameters(), strict=True):
+            assert same.grad is not None
+            assert (whole(weight.grad) - same.grad).norm() <= bound * same.grad.norm()
+            weight.grad = None
 
 
 @pytest.mark.parametrize("window", [None, 4])
