@@ -1,6 +1,6 @@
 """``python -m benchmarks rollart``: its choice of experiments and its rows; the simulation has tests of its own."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +9,7 @@ from benchmarks.experiments import Study
 from benchmarks.rollart.arms import OURS, TUNING_SEED, TrainingBench, base_job, ladder, shipped, with_rules
 from benchmarks.rollart.experiments import EXPERIMENTS
 from benchmarks.rollart.rows import RollartRow
+from benchmarks.rollart.training_job import StepFigures, step_figures
 from benchmarks.rollart.workload import TaskMix
 from benchmarks.row_file import RowFile
 from benchmarks.runner import KeptRows, Runner
@@ -76,3 +77,22 @@ def test_a_table_has_the_columns_that_are_used() -> None:
         "| Sync | 8B | 100.0 s |  |",
         "| ours | 8B | 50.0 s | 2.00 |",
     ]
+
+
+ROOT = Path(__file__).parents[2]
+ROWS = ROOT / "benchmarks" / "rollart_steps.jsonl"
+TABLES = {"step-8b": 3, "step-32b": 3, "bound-2": 2}
+"""Experiments whose tables ``benchmarks/training_simulated.md`` has, and their seeds, from 1."""
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_tables_of_the_page_are_those_of_its_rows(name: str) -> None:
+    rows = EXPERIMENTS.measured([name], Study(KeptRows(ROWS), range(1, 1 + TABLES[name])))
+    page = (ROOT / "benchmarks" / "training_simulated.md").read_text()
+    assert "\n".join(experiment_tables(rows)).strip() in page, "print it by --kept, and put it into the page"
+
+
+def test_a_row_is_what_its_job_gives_today() -> None:
+    job = shipped(base_job()).seeded(1)
+    (kept,) = KeptRows(ROWS).figures(StepFigures, step_figures, [job], lambda job, figures: "")
+    assert asdict(step_figures(job)) == pytest.approx(asdict(kept)), "the code decides otherwise: measure the page again"
