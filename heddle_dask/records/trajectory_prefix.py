@@ -76,6 +76,7 @@ class TrajectoryPrefix:
 
     @property
     def steps(self) -> int:
+        """Number of steps that are replayed."""
         return len(self.replies)
 
     @property
