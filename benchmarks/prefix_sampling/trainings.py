@@ -1,7 +1,8 @@
 """Trainings with and without prefix sampling, by the command of users, and a row for each of their evaluations.
 
 A training is a directory: one that has begun is resumed, one that has ended is read. So a study of hours may be
-interrupted at any time. Seconds are those of the trainings' own logs, the time between two sessions left out.
+interrupted at any time. Seconds are those of the trainings' own logs, with the start of engines, and without the time
+between two sessions.
 """
 
 from __future__ import annotations
