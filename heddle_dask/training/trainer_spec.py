@@ -73,6 +73,9 @@ class TrainerSpec:
     gradient_checkpointing
         Compute activations again in the backward pass, which saves memory and changes no bit. ``"auto"``: on a GPU,
         and wherever the computation is in bfloat16.
+    silence_s
+        Least time without progress (a pass over a micro-batch) after which the process is ended, and another one is
+        given the order. A longer pause before makes it longer: ten times that.
     keep_checkpoints
         The newest so many are kept, besides the best one.
     lora_rank, lora_alpha, lora_targets
@@ -112,6 +115,7 @@ class TrainerSpec:
     threads: int | None = None
     seed: int = 0
     gradient_checkpointing: bool | Literal["auto"] = "auto"
+    silence_s: float = 600.0
     keep_checkpoints: int = 3
     lora_rank: int = 0
     lora_alpha: float = 32.0
@@ -122,7 +126,7 @@ class TrainerSpec:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise BadInput(f"trainer {name} is {value!r}: give a text")
-        for name in ("learning_rate", "max_grad_norm", "importance_cap", "adam_epsilon"):
+        for name in ("learning_rate", "max_grad_norm", "importance_cap", "adam_epsilon", "silence_s"):
             value = getattr(self, name)
             if not (is_finite(value) and value > 0):
                 raise BadInput(f"trainer {name} is {value!r}: use a number above 0")

@@ -29,6 +29,7 @@ from heddle_dask.weights.store import WeightStore
 from pipelines.grpo.broadcasting import Broadcaster, version_of
 from pipelines.grpo.learner import stored_report
 from pipelines.grpo.policy import device_of
+from pipelines.grpo.progress import PROGRESS
 from pipelines.grpo.publishing import publish, whole_weights
 from pipelines.grpo.ranks import Ranks, prepare_process
 from pipelines.unix_server import errors_as_json, serve_on_socket
@@ -63,9 +64,11 @@ class Server:
         return application
 
     async def state(self, request: web.Request) -> web.Response:
-        """Its version and checkpoint, and the batch that it trains on now (0: none)."""
+        """Its version and checkpoint, the batch that it trains on now (0: none), and how much it has done."""
         state = self._ranks.learner.state
-        return web.json_response({**_state(state), "training": self._training, "pid": os.getpid()})
+        return web.json_response(
+            {**_state(state), "training": self._training, "parts": PROGRESS.parts, "pid": os.getpid()}
+        )
 
     async def train(self, request: web.Request) -> web.Response:
         body = await request.json()

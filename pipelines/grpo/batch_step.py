@@ -14,6 +14,7 @@ import torch
 from heddle_dask.training.trainer_spec import TrainerSpec
 from pipelines.grpo.losses import LossFunction, LossInputs, token_weights
 from pipelines.grpo.policy import Policy
+from pipelines.grpo.progress import PROGRESS
 from pipelines.grpo.sequences import TrainedSequence, micro_batches, parts_of, shares_of
 from pipelines.grpo.step_metrics import StepMetrics
 from pipelines.grpo.token_logprobs import TokenLogprobs, token_logprobs
@@ -68,6 +69,7 @@ class BatchStep:
                 for micro in split:
                     self._backward(micro, weights, prox, reference)
                 norms.append(self._clip())
+                PROGRESS.made()
                 if math.isfinite(norms[-1]):
                     self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -115,7 +117,9 @@ class BatchStep:
 
     def _forward(self, model: Any, micro: Sequence[TrainedSequence]) -> TokenLogprobs:
         device = self._policy.device
-        return token_logprobs(model, micro or [_NOTHING], device, packed=self._spec.packed)
+        found = token_logprobs(model, micro or [_NOTHING], device, packed=self._spec.packed)
+        PROGRESS.made()
+        return found
 
     @torch.no_grad()
     def _known(self, micros: Sequence[Sequence[TrainedSequence]], model: Any) -> dict[int, torch.Tensor]:

@@ -30,6 +30,7 @@ from pipelines.grpo.checkpoint_files import (
 from pipelines.grpo.checkpoint_folder import CheckpointFolder, CheckpointRecord, read_record
 from pipelines.grpo.losses import loss_function
 from pipelines.grpo.policy import Policy, device_of, load_reference
+from pipelines.grpo.progress import PROGRESS
 from pipelines.grpo.sequences import TrainedSequence, trained_sequences
 from pipelines.grpo.step_metrics import learning_rate
 
@@ -109,6 +110,7 @@ class Learner:
         batch = load_batch(path)
         sequences = self.check(batch, version)
         loaded_s = time.perf_counter()
+        PROGRESS.made()
         number = version.number - 1
         rate = learning_rate(self.spec, version.number)
         for group in self._optimizer.param_groups:

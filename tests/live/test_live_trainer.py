@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import psutil
 import pytest
 import torch
 from distributed import Client, Worker
@@ -80,6 +81,11 @@ def check_weights(found: Path, expected: Path) -> None:
         torch.testing.assert_close(tensor, right[name], rtol=1e-4, atol=2e-6, msg=name)
 
 
+def second_rank_of(pid: int) -> int:
+    (rank,) = (child.pid for child in psutil.Process(pid).children() if "spawn_main" in " ".join(child.cmdline()))
+    return rank
+
+
 def gpus_of(pid: int) -> str:
     variables = dict(pair.partition("=")[::2] for pair in Path(f"/proc/{pid}/environ").read_text().split("\0"))
     return variables.get("CUDA_VISIBLE_DEVICES", "")
@@ -129,8 +135,18 @@ def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(
             again = await trainer.train(batches[1], version(2))
             assert (again.state, again.metrics) == (report.state, report.metrics), "a batch is trained once"
 
-            third = asyncio.ensure_future(trainer.train(batches[2], version(3)))
-            await pid_in_the_middle_of(client, 3)
+            # The first rank answers, and waits for the other one for ever.
+            watched = RemoteTrainer(client, replace(spec, silence_s=3.0), lines.append)
+            await watched.state()
+            lines.clear()
+            third = asyncio.ensure_future(watched.train(batches[2], version(3)))
+            stuck = await pid_in_the_middle_of(client, 3)
+            os.kill(second_rank_of(stuck), signal.SIGSTOP)
+            while not any("another process is given the order train" in line for line in lines):
+                await asyncio.sleep(0.1)
+            assert [line for line in lines if line.startswith("trainer grpo is lost: it made no progress with train")]
+            while await pid_in_the_middle_of(client, 3) == stuck:
+                await asyncio.sleep(0.1)
             kill(worker_process("trainer-0").pid)
             last = await third
             assert last.state.checkpoint is not None and alone.state.checkpoint is not None

@@ -8,6 +8,7 @@ import pytest
 
 from heddle_dask.live.training import trainer_patience
 from heddle_dask.live.training.trainer_patience import TrainerPatience, TrainerSilent
+from heddle_dask.live.worker.trainer_progress import OrderWatch
 
 
 async def never() -> str:
@@ -39,5 +40,40 @@ def test_an_order_that_takes_far_longer_than_those_before_ends_with_its_cause(mo
         doing[0] = "save"
         with pytest.raises(TrainerSilent, match="the trainer has not answered to save for 0 s"):
             await patience.of("publish", never())
+
+    asyncio.run(body())
+
+
+def test_a_batch_on_which_no_part_is_done_any_more_is_stuck_and_one_that_goes_on_is_not() -> None:
+    lines: list[str] = []
+    counted = iter([*range(7), *[7] * 100_000])
+
+    async def parts() -> int | None:
+        await asyncio.sleep(0.01)
+        return next(counted)
+
+    async def body() -> None:
+        watch = OrderWatch(0.2, lines.append)
+        cause = await watch.until_stuck("train", parts)
+        assert cause.startswith("it made no progress with train after 7 parts for ")
+        assert next(counted) == 7, "not before"
+        assert any(line.startswith("the trainer has made no progress with train after 7 parts") for line in lines)
+
+    asyncio.run(body())
+
+
+def test_an_order_without_parts_may_take_long_the_first_time_and_many_times_as_long_afterwards() -> None:
+    lines: list[str] = []
+
+    async def parts() -> int | None:
+        raise AssertionError
+
+    async def body() -> None:
+        watch = OrderWatch(0.05, lines.append)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(watch.until_stuck("publish", parts), 0.3)
+        assert lines == ["the trainer has made no progress with publish for 0 s"]
+        watch.took("publish", 0.01)
+        assert (await watch.until_stuck("publish", parts)).startswith("it made no progress with publish")
 
     asyncio.run(body())

@@ -1,4 +1,8 @@
-"""How long a trainer may take for an order: far longer than its orders of that kind have taken so far."""
+"""How long a trainer may take for an order: far longer than its orders of that kind have taken so far.
+
+A process that is dead or stuck is replaced by its worker (`live.worker.trainer_host`), long before these limits: they
+are for a worker that does not do so.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,9 @@ from heddle_dask.core.errors import HeddleError
 
 T = TypeVar("T")
 
-LEAST_S, TIMES = 1800.0, 10.0
+LEAST_S, TIMES = 7200.0, 40.0
 """An order ends the training after so long, or so many times the longest of its kind so far, whichever is more."""
-TOLD_SHARE = 0.2
+TOLD_SHARE = 0.05
 """It is told after this share of its limit. The first of a kind is only told: it may compile for long."""
 
 

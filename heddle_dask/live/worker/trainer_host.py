@@ -1,7 +1,7 @@
 """The worker of a trainer: a Dask worker that owns the trainer's process and passes orders on to it.
 
 The plugin takes effect on workers that carry the resource ``TRAINER``. An order that a trainer did not answer, because
-it died, is given again to a new process, which begins with the newest checkpoint.
+it died, is stopped or made no progress, is given again to a new process, which begins with the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import asyncio
 import json
 import os
 import sys
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from heddle_dask.engines.model_services.spec import ServiceFailed, ServiceRefuse
 from heddle_dask.live.wire.messages import ENGINE_LOGS_VARIABLE, TRAINER_RESOURCE, TRAINER_THREADS_VARIABLE
 from heddle_dask.live.worker.own_gpus import OwnGpus
 from heddle_dask.live.worker.rejoin import comes_back
+from heddle_dask.live.worker.trainer_progress import WATCHED, OrderWatch
 
 PLUGIN_NAME = "heddle-trainer-host"
 TRAINER_MODULE = "pipelines.grpo"
@@ -68,6 +71,7 @@ class TrainerHost(WorkerPlugin):
         self.worker: Worker | None = None
         self._process: ServedProcess | None = None
         self._spec: Spec = {}
+        self._watch: OrderWatch | None = None
 
     def setup(self, worker: Worker) -> None:
         """No process is started before the first order."""
@@ -96,7 +100,7 @@ class TrainerHost(WorkerPlugin):
         for attempt in range(ATTEMPTS):
             process = await self._running(spec)
             try:
-                return await process.unless_ended(process.client.ask(method, path, body))
+                return await process.unless_ended(self._watched(process, method, path, body))
             except ServiceRefused as error:
                 raise BadInput(str(error)) from error
             except ServiceFailed as error:
@@ -108,6 +112,29 @@ class TrainerHost(WorkerPlugin):
                 # What is left of it may take a while to end, and answers nobody.
                 await self._end(process)
         raise AssertionError("each attempt returns or raises")
+
+    async def _watched(self, process: ServedProcess, method: str, path: str, body: Any) -> Any:
+        """The answer of a process that gets on with its order; `ProcessEnded` of one that does not."""
+
+        async def parts() -> int | None:
+            with suppress(ServiceFailed, ServiceRefused):
+                return int((await process.client.ask("GET", "/state", timeout_s=_LIMITS.check_s))["parts"])
+            return None
+
+        assert self._watch is not None
+        kind, began_s = path[1:], time.monotonic()
+        answer = asyncio.ensure_future(process.client.ask(method, path, body))
+        stuck = asyncio.ensure_future(self._watch.until_stuck(kind, parts))
+        try:
+            await asyncio.wait((answer, stuck), return_when=asyncio.FIRST_COMPLETED)
+            if not answer.done():
+                raise ProcessEnded(f"trainer grpo is lost: {stuck.result()}")
+            if kind != WATCHED:
+                self._watch.took(kind, time.monotonic() - began_s)
+            return answer.result()
+        finally:
+            answer.cancel()
+            stuck.cancel()
 
     async def stop(self) -> None:
         """End the process, if one runs, and give its GPUs back; the next order starts another one."""
@@ -129,6 +156,8 @@ class TrainerHost(WorkerPlugin):
                 return self._process
             await self._end_running()
             environment = await self._environment(spec)
+            if self._watch is None or self._spec != spec:
+                self._watch = OrderWatch(float(spec["silence_s"]), self._tell)
             self._spec = dict(spec)
             self._process = process = ServedProcess("grpo", self._logs, noun="trainer", limits=_LIMITS, tell=self._tell)
             try:
