@@ -40,6 +40,9 @@ class TrainerSpec:
         The ratio of the policy to the one before the batch is clipped to [1 - clip_low, 1 + clip_high].
     importance_cap
         C: largest weight of a token, (policy before the batch) / (policy that sampled it).
+    ratio_limit
+        A token whose weight is above this, or below its inverse, is not trained: masked importance sampling, for
+        engines that differ from the trainer. 0: all are, with weights up to C (truncated importance sampling).
     kl_coefficient
         Weight of the divergence from the `reference`; 0: none is computed.
     reference
@@ -100,6 +103,7 @@ class TrainerSpec:
     clip_low: float = 0.2
     clip_high: float = 0.2
     importance_cap: float = 2.0
+    ratio_limit: float = 0.0
     kl_coefficient: float = 0.0
     reference: str = ""
     normalisation: LengthNormalisation = "batch"
@@ -148,6 +152,8 @@ class TrainerSpec:
             value = getattr(self, name)
             if value not in allowed:
                 raise BadInput(f"trainer {name} is {value!r}: use {', '.join(map(str, allowed))}")
+        if not (is_finite(self.ratio_limit) and (self.ratio_limit == 0 or self.ratio_limit > 1)):
+            raise BadInput(f"trainer ratio_limit is {self.ratio_limit!r}: use 0, or a number above 1")
         if self.loss and not all(self.loss.partition(":")[::2]):
             raise BadInput(f"trainer loss is {self.loss!r}: use package.module:function")
 

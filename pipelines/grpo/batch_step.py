@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from heddle_dask.training.trainer_spec import TrainerSpec
-from pipelines.grpo.losses import LossFunction, LossInputs, token_weights
+from pipelines.grpo.losses import LossFunction, LossInputs, in_ratio, token_weights
 from pipelines.grpo.policy import Policy
 from pipelines.grpo.progress import PROGRESS
 from pipelines.grpo.sequences import TrainedSequence, micro_batches, parts_of, shares_of
@@ -108,12 +108,14 @@ class BatchStep:
             reference=_joined(micro, reference) if reference else None,
             advantages=_tensor([one.advantages for one in micro], device),
         )
-        losses = self._loss(inputs, self._spec)
+        losses, kept = self._loss(inputs, self._spec), in_ratio(inputs, self._spec)
+        if kept is not None:
+            losses = torch.where(kept, losses, 0.0)
         weight = _tensor([np.full(len(one.targets), weights[one.trajectory], np.float32) for one in micro], device)
         # FSDP takes the mean over ranks; the weights are those of the sum.
         ((losses * weight).sum() * self._spec.ranks).backward()
         versions = _tensor([one.versions for one in micro], device)
-        self._metrics.add(inputs, losses, weight, given.entropy, versions)
+        self._metrics.add(inputs, losses, weight, given.entropy, versions, kept)
 
     def _forward(self, model: Any, micro: Sequence[TrainedSequence]) -> TokenLogprobs:
         device = self._policy.device

@@ -6,6 +6,7 @@ and the policy at the start of the batch, around which the ratio is clipped, are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -62,6 +63,14 @@ def decoupled_clipped_loss(inputs: LossInputs, spec: TrainerSpec) -> torch.Tenso
     if spec.kl_coefficient and inputs.reference is not None:
         loss = loss + spec.kl_coefficient * divergence(inputs.logprobs, inputs.reference)
     return loss
+
+
+def in_ratio(inputs: LossInputs, spec: TrainerSpec) -> torch.Tensor | None:
+    """Which tokens are trained, by their importance weights; None: all."""
+    if not spec.ratio_limit:
+        return None
+    limit = math.log(spec.ratio_limit)
+    return (inputs.prox - inputs.behaviour).detach().abs() <= limit
 
 
 def divergence(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ _SUMS = (
     "entropy",
     "weight",
     "capped",
+    "masked",
     "difference",
     "fresh",
     "fresh_difference",
@@ -48,6 +49,7 @@ class StepMetrics:
         weights: torch.Tensor,
         entropy: torch.Tensor,
         versions: torch.Tensor,
+        kept: torch.Tensor | None = None,  # which tokens are trained; None: all
     ) -> None:
         importance = inputs.importance_weights()
         difference = (inputs.prox - inputs.behaviour).abs()
@@ -57,6 +59,8 @@ class StepMetrics:
         self._add("entropy", entropy)
         self._add("weight", importance)
         self._add("capped", importance > self._spec.importance_cap)
+        if kept is not None:
+            self._add("masked", ~kept)
         self._add("difference", difference)
         self._add("fresh", fresh)
         self._add("fresh_difference", difference * fresh)
@@ -89,6 +93,7 @@ class StepMetrics:
             "importance_weight_mean": total["weight"] / tokens,
             "importance_weight_max": highest["weight"],
             "importance_weight_capped": total["capped"] / tokens,
+            **({"masked_share": total["masked"] / tokens} if self._spec.ratio_limit else {}),
             "logprob_difference_mean": total["difference"] / tokens,
             "logprob_difference_max": highest["difference"],
             "tokens": tokens / self._spec.passes,

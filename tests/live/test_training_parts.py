@@ -12,7 +12,7 @@ from worlds.training_builders import finished_group, trained_record
 
 from heddle_dask.core.errors import WriteFailed
 from heddle_dask.core.events import GroupEnded, OptimizerStepEnded
-from heddle_dask.core.ids import FIRST_RUN, GroupId, PolicyVersion
+from heddle_dask.core.ids import FIRST_RUN, EngineId, GroupId, PolicyVersion
 from heddle_dask.core.run_description import StalenessBound
 from heddle_dask.environments.base import Task
 from heddle_dask.environments.functions import FunctionEnvironment
@@ -25,9 +25,10 @@ from heddle_dask.live.training.evaluation import evaluation_row
 from heddle_dask.live.training.sample_intake import SampleIntake
 from heddle_dask.live.training.trackers import TRACKERS, tracked_numbers
 from heddle_dask.live.training.training import LiveTraining, TrainingParts
-from heddle_dask.live.training.weight_control import WeightControl
+from heddle_dask.live.training.weight_control import NoEngineUpdated, WeightControl
 from heddle_dask.live.wire.codec import Message
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
+from heddle_dask.live.wire.training_messages import EngineWeightState, WeightStatus
 from heddle_dask.training.batch_files import batch_path, load_batch
 from heddle_dask.training.groups import GroupPlan
 from heddle_dask.training.loop import LoopStart
@@ -130,6 +131,43 @@ def test_groups_that_wait_when_a_training_goes_on_keep_their_credits(
         Report("s", OptimizerStepEnded(UNSTAMPED, FIRST_RUN, PolicyVersion("a", 1))),
         Report("s", GroupEnded(UNSTAMPED, FIRST_RUN, GroupId("resumed"), 8)),
     ]
+
+
+@pytest.mark.parametrize(
+    ("states", "ends", "said"),
+    [
+        # (engine, installed, state) at each poll, the last one for ever
+        ([["a 1 current", "b 1 current"], ["a 2 current", "b 1 fetching"]], True, "engine b has not taken weights"),
+        ([["a 1 current", "b 1 installing"]], False, "no engine has taken weights a:2 for 0 s"),
+        ([[], ["a 2 current"]], True, "no engine is there for 0 s to take weights a:2"),
+    ],
+)
+def test_a_switch_goes_on_without_an_engine_that_does_not_finish(
+    states: list[list[str]], ends: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def status(engines: list[str]) -> WeightStatus:
+        given = (one.split() for one in engines)
+        return WeightStatus(
+            tuple(EngineWeightState(EngineId(name), PolicyVersion("a", int(n)), None, how) for name, n, how in given)
+        )
+
+    notes: list[str] = []
+    control = WeightControl(Mock(), "s", notes.append, limit_s=0.0)
+    polls = [status(each) for each in states]
+
+    async def next_status() -> WeightStatus:
+        return polls.pop(0) if len(polls) > 1 else polls[0]
+
+    monkeypatch.setattr(weight_control, "send", lambda client, message: None)
+    monkeypatch.setattr(weight_control, "POLL_S", 0.0)
+    monkeypatch.setattr(control, "status", next_status)
+    switching = control.switch(PolicyVersion("a", 2))
+    if not ends:
+        with pytest.raises(NoEngineUpdated, match=said):
+            asyncio.run(switching)
+        return
+    asyncio.run(switching)
+    assert len([note for note in notes if said in note]) == 1
 
 
 def test_a_row_says_what_a_step_was_trained_on(tmp_path: Path) -> None:

@@ -147,6 +147,29 @@ def test_parts_keep_trajectories_whole(lengths: list[int], parts: int) -> None:
     ]
 
 
+def test_tokens_whose_ratio_is_out_of_range_have_no_gradient(packing: Policy) -> None:
+    """Masked importance sampling: the same gradient as where their advantage is 0."""
+    whole = sequences_of(training_batch(1, [[12, 30, 9], [17, 8, 25]]))
+    known = BatchStep(packing, Recorder(packing), decoupled_clipped_loss, None, 0, 0)._known(
+        [[one] for one in whole], packing.model
+    )
+    far = {one.number: np.arange(len(one.targets)) % 2 == 0 for one in whole}
+    given = [
+        replace(one, logprobs=known[one.number].numpy() + np.where(far[one.number], np.float32(2), np.float32(0.1)))
+        for one in whole
+    ]
+    without = [replace(one, advantages=np.where(far[one.number], np.float32(0), one.advantages)) for one in given]
+    spec, found = packing.spec, []
+    for limit, sequences in ((2.0, given), (0.0, without)):
+        packing.spec, recorder = replace(spec, ratio_limit=limit), Recorder(packing)
+        metrics, _ = BatchStep(packing, recorder, decoupled_clipped_loss, None, 0, 0).run(sequences)
+        packing.spec = spec
+        found.append(recorder.gradients[0])
+        if limit:
+            assert metrics["masked_share"] == np.concatenate([*far.values()]).mean()
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-7)
+
+
 def _sequence(number: int, length: int) -> TrainedSequence:
     plain = np.zeros(1, np.float32)
     ids = np.zeros(length + 1, np.int64)

@@ -122,6 +122,13 @@ def _rollout_options(function: F) -> F:
     default=None,
     help="Weight store: directory, URL, or collective://HOST:PORT to broadcast [default: OUT/weights].",
 )
+@click.option(
+    "--mismatch",
+    type=click.Choice(["end", "tell"]),
+    default="end",
+    show_default=True,
+    help="What follows where logprobs of engines and trainer differ by more than 1 nat per fresh token.",
+)
 @click.option("--keep-kv", is_flag=True, help="Steps in flight keep the KV of older weights.")
 @click.option(
     "--update-order",

@@ -19,6 +19,7 @@ from heddle_dask.environments.mix import parse_mix
 from heddle_dask.live.driver.options import Budget, Sampling
 from heddle_dask.live.training.trackers import check_tracker
 from heddle_dask.training.groups import GroupPlan
+from heddle_dask.training.mismatch import MismatchRule
 from heddle_dask.training.plan import TrainingPlan, plan_of_mode
 from heddle_dask.training.prefix_sampling import PrefixRule
 from heddle_dask.training.run_directory import DirectoryMode, TrainingDirectory
@@ -65,6 +66,7 @@ class TrainOrder:
     trainer: Mapping[str, Any]
     evaluation: EvaluationOrder
     report_to: tuple[str, ...]
+    mismatch: MismatchRule = "end"
 
     @classmethod
     def of(cls, asked: Asked) -> TrainOrder:
@@ -105,6 +107,7 @@ class TrainOrder:
             trainer_options(options),
             evaluation,
             tuple(options["report_to"]),
+            options["mismatch"],
         )
 
     def description(self, model: str, tokenizer: str) -> dict[str, Any]:

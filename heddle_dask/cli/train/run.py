@@ -46,6 +46,7 @@ from heddle_dask.live.training.weight_control import NoEngineUpdated, WeightCont
 from heddle_dask.strategies.affinity.hardware_map import check_domains
 from heddle_dask.training.json_lines import read_lines
 from heddle_dask.training.loop import EndTraining
+from heddle_dask.training.mismatch import EnginesDiffer, MismatchGuard
 from heddle_dask.training.step_row import StepSeconds
 from heddle_dask.training.stored_samples import BUFFER_LOG
 from heddle_dask.training.trainer import Trainer
@@ -167,7 +168,7 @@ class TrainRun(RolloutRun):
         self.store.check_writable()
         try:
             return await super().run()
-        except (NoEngineUpdated, ServiceFailed, TrainerSilent) as error:
+        except (EnginesDiffer, NoEngineUpdated, ServiceFailed, TrainerSilent) as error:
             self.lost = str(error)
             return EXIT_FAILED
 
@@ -245,6 +246,7 @@ class TrainRun(RolloutRun):
             trackers=trackers,
             decode=rollout.template.decode,
             note=self._told,
+            mismatch=MismatchGuard(order.mismatch),
         )
         self._training = training = LiveTraining(parts, opened.start)
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 from heddle_dask.core.ids import PolicyVersion
@@ -36,6 +36,7 @@ from heddle_dask.training.loop import (
     TrainingLoop,
     TrainOnBatch,
 )
+from heddle_dask.training.mismatch import MismatchGuard
 from heddle_dask.training.plan import TrainingPlan
 from heddle_dask.training.run_directory import TrainingDirectory
 from heddle_dask.training.step_row import StepClock, StepSeconds, WasteMeter, step_row
@@ -59,6 +60,7 @@ class TrainingParts:
     trackers: tuple[Tracker, ...]
     decode: Callable[[Any], str]  # tokens to text
     note: Callable[[str], None]  # takes one line for people
+    mismatch: MismatchGuard = field(default_factory=MismatchGuard)
 
 
 class LiveTraining:
@@ -214,6 +216,8 @@ class LiveTraining:
         for tracker in parts.trackers:
             tracker.log(step, figures)
         parts.note(step_line(row, parts.plan.steps))
+        if line := parts.mismatch.judge(step, self._report.metrics):
+            parts.note(line)
 
     def _best_reward(self) -> float | None:
         rewards = [row["reward"] for row in read_lines(self._parts.directory.evaluations) if int(row["number"])]

@@ -26,6 +26,8 @@ from heddle_dask.weights.collective import is_collective
 # A load may fail because the engine was killed or its files were damaged meanwhile: it is tried again once, with files
 # that are compared with their digests again. Each attempt costs a restart of the engine.
 _MOST_FAILED_LOADS = 2
+FETCH_S = 1800.0
+"""A fetch that takes longer has failed: a store that does not answer holds no engine back for ever."""
 
 
 class WeightKeeper:
@@ -95,16 +97,21 @@ class WeightKeeper:
             cause = f"{self._load_failure}; tried {failed} times"
         else:
             try:
-                fetched = await self._brought(order, client, stop, recheck=failed > 0)
+                bringing = self._brought(order, client, stop, recheck=failed > 0)
+                fetched = await asyncio.wait_for(bringing, FETCH_S)
+            except TimeoutError:
+                cause = f"weights {order.version} did not come from {order.uri} within {FETCH_S:.0f} s"
             except (FetchStopped, LockStopped):
                 return
             except HeddleError as error:
                 cause = str(error)
         if stop.is_set() or self._closed:
+            # A newer order replaces it.
             if fetched is not None:
                 fetched.release()
             return
         self._wanted = None
+        stop.set()  # also of a fetch that has not ended: its thread ends as soon as it can
         if fetched is not None:
             if self._fetched is not None:
                 self._fetched.release()
