@@ -71,6 +71,7 @@ class Training:
             ),
             *("--groups", str(GROUPS), "--samples", str(SAMPLES), "--out", "run", "--no-dashboard", "--json"),
             *("--eval-tasks", "4", "--sandbox", "weak"),
+            *("--staleness", "pace", "--extra-samples", "1", "--max-repeats", "5"),
         ]
         for part in ("coin", "flip"):
             (folder / f"{part}.py").write_text(AGENT)
