@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import signal
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from worlds.trainer_process import TrainerProcess, trainer_process
@@ -20,7 +22,12 @@ from heddle_dask.core.events import WeightsFetched, WeightsInstalled
 from heddle_dask.core.ids import EngineId, PolicyVersion
 from heddle_dask.engines.address import LOOPBACK, free_port
 from heddle_dask.engines.contract import EngineUnreachable, GenerateRequest, SamplingParams, VersionSpan
+from heddle_dask.engines.node_weights import FetchStopped, NodeWeightsDirectory
+from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.live.wire.envelopes import Report
+from heddle_dask.live.worker import weight_keeper
 from heddle_dask.live.worker.engine_host import Watch
+from heddle_dask.live.worker.weight_keeper import WeightKeeper
 from heddle_dask.weights.collective import CollectiveUri
 from heddle_dask.weights.model_directory import model_facts
 from heddle_dask.weights.store import WeightStore
@@ -28,6 +35,34 @@ from heddle_dask.weights.store import WeightStore
 REAL = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 BROADCAST_SEED = 7
 KINDS = ["emulated", pytest.param("vllm", marks=REAL)]
+
+
+def test_a_fetch_that_does_not_end_has_failed_and_its_thread_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_keeper, "FETCH_S", 0.05)
+    reports: list[Report] = []
+    stops: list[threading.Event] = []
+
+    def hangs(
+        copies: object, uri: str, wanted: PolicyVersion, current: object, stop: threading.Event, **_: bool
+    ) -> None:
+        stops.append(stop)
+        assert stop.wait(CEILING_S)
+        raise FetchStopped("the fetch was stopped")
+
+    monkeypatch.setattr(NodeWeightsDirectory, "fetch", hangs)
+
+    async def body() -> None:
+        owner = Mock(engine_id="e")
+        owner.spec = EngineSpec("emulated", "model", slots=1, max_model_len=100)
+        keeper = WeightKeeper(owner, Path("nowhere"), reports.append, Mock())
+        await keeper._fetch(FetchWeights(EngineId("e"), version(3), "there"), threading.Event())
+
+    asyncio.run(body())
+    (event,) = (report.event for report in reports)
+    assert isinstance(event, WeightsFetched)
+    assert event.cause == f"weights {version(3)} did not come from there within 0 s"
+    assert stops[0].is_set()
+
 
 # -- scenarios; all of them on one vLLM engine, which takes long to start ----------------------------
 

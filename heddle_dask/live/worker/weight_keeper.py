@@ -111,7 +111,8 @@ class WeightKeeper:
                 fetched.release()
             return
         self._wanted = None
-        stop.set()  # also of a fetch that has not ended: its thread ends as soon as it can
+        if cause:
+            stop.set()  # one that has not ended: its thread ends as soon as it can
         if fetched is not None:
             if self._fetched is not None:
                 self._fetched.release()
