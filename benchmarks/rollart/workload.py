@@ -126,7 +126,9 @@ REWARD_MEAN_S: Mapping[str, float] = MappingProxyType(
 REWARD_LOG_SD = 0.6
 
 SAME_REWARD_SHARE = 0.64
-"""Measured live: 61 to 66 % of the sampled tokens of trainings of the shipped agent on ``math`` (docs/training.md)."""
+"""Measured live, trainings of the shipped agent on ``math``: 61 % of the sampled tokens (docs/training.md); 66 % in
+another run, which is not kept.
+"""
 
 
 @dataclass(frozen=True, slots=True)
