@@ -7,6 +7,7 @@ STAMP := $(VENV)/.installed
 CRDS := build/crds/.there
 AGENTS := build/agents/.there
 PEERS := build/peers/.there
+VERL := build/verl/.there
 ROLLOUT_ARGS ?= --env math --tasks 16 --samples 4 --engines 2 --max-step-tokens 512 --overwrite --out runs/math.zarr
 
 # Pure tests start neither a Dask cluster nor vLLM; they run beside each other, a file in one process, long files first.
@@ -47,7 +48,7 @@ test: browser $(CRDS) $(PEERS) $(AGENTS)
 	$(BIN)/python scripts/test_times.py summary
 
 # What takes minutes and protects a release, not a change; run it before one.
-test-long: browser $(CRDS) $(PEERS) $(AGENTS)
+test-long: browser $(CRDS) $(PEERS) $(AGENTS) $(VERL)
 	$(BIN)/python scripts/test_times.py begin
 	PYTHONHASHSEED=0 $(STAGE) long $(TWICE) long $(TWO) -m "long and not slurm" $(LONG_FILES)
 	$(BIN)/python scripts/test_times.py summary
@@ -96,6 +97,13 @@ $(PEERS): tests/repository/peer-wheels.txt $(STAMP)
 	$(BIN)/python -m pip download -q --no-deps --require-hashes --only-binary :all: --python-version 3.13 \
 	  -d $(@D)/wheels -r tests/repository/peer-wheels.txt
 	for wheel in $(@D)/wheels/*.whl; do $(BIN)/python -m zipfile -e $$wheel $(@D)/site || exit 1; done
+	touch $@
+
+# A trainer of another project, for a long test: Linux wheels for the Python of the environment.
+$(VERL): tests/repository/verl-packages.txt $(STAMP)
+	rm -rf $(@D)
+	$(BIN)/python -m pip install -q --no-deps --require-hashes --only-binary :all: --target $(@D)/site \
+	  -r tests/repository/verl-packages.txt
 	touch $@
 
 # Agents of other projects, which the tests run as they are.

@@ -16,65 +16,19 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from heddle_dask.core.errors import BadInput, one_line_of
+from heddle_dask.core.errors import BadInput
 from heddle_dask.records.trajectory import TrajectoryRecord
 from heddle_dask.training.group_records import training_trajectory
 from heddle_dask.training.groups import TokenSequence, TrainingTrajectory
 from heddle_dask.training.trainable_sampling import check_trainable_sampling
+from heddle_dask.training.trainer_processes import OneProcess, TrainerProcesses, TrainerSampler, handed_out
 
 REWARD_FIELD = "environment_reward"
 _COLUMNS = ("prompt_ids", "completion_ids", "logprobs", "env_mask")
-
-
-class TrlSampler(Protocol):
-    """The engines that sample for a trainer."""
-
-    @property
-    def temperature(self) -> float:
-        """With which they sample; TRL divides by its own, which must be the same."""
-        ...
-
-    def roll_out(self, task_ids: Sequence[str], samples: int) -> Iterable[TrajectoryRecord]:
-        """That many attempts at each of these tasks, in any order, failed ones included."""
-        ...
-
-    def publish(self, weights: Mapping[str, Any], step: int) -> None:
-        """Publish whole tensors by their names as version `step`; returns when all engines sample with them."""
-        ...
-
-
-class TrainerProcesses(Protocol):
-    """What the processes of one trainer tell each other; each calls the same methods in the same order."""
-
-    def gather(self, mine: list[str]) -> list[list[str]]:
-        """To the main process: what each gave, in the order of their ranks. Elsewhere empty."""
-        ...
-
-    def scatter(self, shares: Sequence[Any]) -> Any:
-        """From the main process: a share for each. Elsewhere `shares` is not looked at."""
-        ...
-
-
-class OneProcess:
-    """Implements `TrainerProcesses` for a trainer that is one process."""
-
-    def gather(self, mine: list[str]) -> list[list[str]]:
-        return [mine]
-
-    def scatter(self, shares: Sequence[Any]) -> Any:
-        return shares[0]
-
-
-@dataclass(frozen=True, slots=True)
-class MainFailed:
-    """Instead of a share: why the main process has none."""
-
-    line: str
 
 
 class TrlRollouts:
@@ -89,7 +43,7 @@ class TrlRollouts:
         How the processes of the trainer reach each other.
     """
 
-    def __init__(self, sampler: TrlSampler | None, processes: TrainerProcesses | None = None) -> None:
+    def __init__(self, sampler: TrainerSampler | None, processes: TrainerProcesses | None = None) -> None:
         self._main = None if sampler is None else _MainProcess(sampler)
         self._processes = processes or OneProcess()
         self._step: int | None = None
@@ -114,30 +68,18 @@ class TrlRollouts:
         step = trainer.state.global_step
         weights: Mapping[str, Any] | None = None
         if self._step not in (None, step):
-            # In all processes: where the model is sharded, each has a piece of the weights.
-            weights = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+            weights = whole_weights(trainer)
         self._step = step
         asked = self._processes.gather(list(prompts))
-        share = self._processes.scatter(self._shares(asked, weights, trainer))
-        if isinstance(share, MainFailed):
-            raise BadInput(f"TRL: the main process has failed: {share.line}")
+        main = self._main
+        share = handed_out(self._processes, None if main is None else lambda: main.shares(asked, weights, trainer))
         return {name: [row[name] for row in share] for name in (*_COLUMNS, REWARD_FIELD)}
-
-    def _shares(self, asked: list[list[str]], weights: Mapping[str, Any] | None, trainer: Any) -> list[Any]:
-        """In the main process: what each gets. An error reaches them all before it is raised here."""
-        if self._main is None:
-            return []
-        try:
-            return self._main.shares(asked, weights, trainer)
-        except BaseException as error:
-            self._processes.scatter([MainFailed(one_line_of(error))] * len(asked))
-            raise
 
 
 class _MainProcess:
     """What the process with the engines does for all: publish, roll out, and turn attempts into rows."""
 
-    def __init__(self, sampler: TrlSampler) -> None:
+    def __init__(self, sampler: TrainerSampler) -> None:
         check_trainable_sampling("TRL", temperature=sampler.temperature)
         self._sampler = sampler
         self._temperature = sampler.temperature
@@ -220,6 +162,28 @@ class _MainProcess:
         if temperatures.tolist() != [np.float32(self._temperature)]:
             raise BadInput(f"{where} was sampled at temperature {temperatures[0]:g}: TRL takes {self._temperature:g}")
         return member.sequences
+
+
+def whole_weights(trainer: Any) -> Mapping[str, Any]:
+    """The weights of a trainer of transformers, adapters merged, named as in the files of its base model.
+
+    For all its processes at once: where the model is sharded, each has a piece; the main one gets the whole.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if not hasattr(model, "merge_adapter"):
+        found: Mapping[str, Any] = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        return found
+    model.merge_adapter()
+    try:
+        state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
+        # Of its own, for the adapters are taken out again.
+        return {
+            name.removeprefix("base_model.model.").replace(".base_layer", ""): one.detach().cpu().clone()
+            for name, one in state.items()
+            if model.prefix not in name
+        }
+    finally:
+        model.unmerge_adapter()
 
 
 def trl_prompts(task_ids: Iterable[str]) -> list[dict[str, str]]:

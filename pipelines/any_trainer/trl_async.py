@@ -2,8 +2,10 @@
 
 ``AsyncGRPOTrainer(rollout_worker=TrlRolloutWorker(…), weight_transfer=TrlWeightTransfer(…))``. The worker hands out the
 sequences of finished groups; the transfer writes into a weight store, and engines fetch from there while they generate.
-TRL counts its weight transfers from 1, one before the first rollout, and drops what is older than its
-``max_staleness``: versions here are the numbers of the transfers.
+`following_engines.FollowingEngines` has both ends: ``groups`` and ``go_over``.
+
+TRL counts its weight transfers from 1, the first one before any rollout, and drops what is older than its
+``max_staleness``. Those first weights are version 0 here, with which the engines have started.
 """
 
 from __future__ import annotations
@@ -124,7 +126,7 @@ class TrlRolloutWorker:
             old_log_probs=np.where(row.trained, row.logprobs, np.float32(0.0)),
             advantage=row.advantage,
             # The oldest member's: a group is dropped as a whole.
-            model_version=group.first_version,
+            model_version=group.first_version + 1,
             group_id=number,
             metrics=metrics,
             enqueued_at=time.time(),
@@ -137,19 +139,19 @@ class TrlWeightTransfer:
     Parameters
     ----------
     model
-        Model directory that the engines were started with: shape and tokenizer.
+        Model directory that the engines were started with, as the trainer: shape and tokenizer.
     go_over
         ``go_over(version, uri)``: tells the engines about published weights; may return before they have them.
     """
 
     def __init__(
-        self, store: str, model: Path, go_over: Callable[[PolicyVersion, str], None], lineage: str = "trl"
+        self, store: str, model: Path, go_over: Callable[[PolicyVersion, str], None], lineage: str = "trainer"
     ) -> None:
         self._store = WeightStore(store)
         self._model = model
         self._go_over = go_over
         self._lineage = lineage
-        self._number = 0
+        self._number = -1
         self._uri = ""
 
     def init_weight_transfer(self) -> None:
@@ -160,15 +162,19 @@ class TrlWeightTransfer:
         """Nothing: engines pause when they install, for as long as that takes."""
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
-        version = PolicyVersion(self._lineage, self._number + 1)
-        writer = BucketWriter(self._store, version, model_facts(self._model))
+        self._number += 1
+        if not self._number:
+            for _ in iterator:  # the engines have them; where they are sharded, other processes give their pieces
+                pass
+            return
+        writer = BucketWriter(self._store, PolicyVersion(self._lineage, self._number), model_facts(self._model))
         for name, tensor in iterator:
             writer.add(raw_tensor(name, tensor))
         self._uri = writer.publish()
-        self._number += 1
 
     def resume(self) -> None:
-        self._go_over(PolicyVersion(self._lineage, self._number), self._uri)
+        if self._number:
+            self._go_over(PolicyVersion(self._lineage, self._number), self._uri)
 
     def destroy(self) -> None:
         """Nothing is held."""

@@ -51,10 +51,11 @@ def test_two_workers_would_read_every_batch_twice(tmp_path):
 
 
 def test_the_tensors_of_a_data_proto(tmp_path):
+    from heddle_dask.training.exports.verl import read_verl_step
     from pipelines.any_trainer.verl_batches import verl_tensors
 
     write_verl_step(list(sample_rows(batch(1))), tmp_path, 1)
-    tensors, texts, meta = verl_tensors(tmp_path / "step-000001.npz")
+    tensors, texts, meta = verl_tensors(read_verl_step(tmp_path / "step-000001.npz"))
     assert meta == {"temperature": 1.0}
     assert {one.shape[0] for one in tensors.values()} == {2}
     assert tensors["responses"].dtype == torch.int64

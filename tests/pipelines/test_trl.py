@@ -22,7 +22,9 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[2]
 
 
-def test_trl_trains_on_what_the_newest_weights_sampled(tmp_path: Path) -> None:
+@pytest.mark.parametrize("lora", [False, True])
+def test_trl_trains_on_what_the_newest_weights_sampled(lora: bool, tmp_path: Path) -> None:
+    from peft import LoraConfig
     from worlds.trl_checks import logprob_difference
     from worlds.trl_trainer import STEPS, TOKENS, PublishedModel, small_trainer
 
@@ -38,7 +40,7 @@ def test_trl_trains_on_what_the_newest_weights_sampled(tmp_path: Path) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        trainer = small_trainer(tmp_path, rollout_func)
+        trainer = small_trainer(tmp_path, rollout_func, LoraConfig(target_modules="all-linear") if lora else None)
         before = {name: value.clone() for name, value in trainer.model.named_parameters()}
         trainer.train()
     # Step 0 are the weights of the engine, and after the last step nothing is rolled out.

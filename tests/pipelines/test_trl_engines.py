@@ -43,7 +43,7 @@ def versions(records: Any) -> set[int]:
 
 def test_what_is_rolled_out_after_a_step_was_sampled_by_its_weights(tmp_path: Path) -> None:
     from heddle_dask.training.trl_rollouts import TrlRollouts
-    from pipelines.any_trainer.trl_live import TrlEngines
+    from pipelines.any_trainer.following_engines import FollowingEngines
 
     tasks = [Task(name, f"Task {name}.") for name in "ab"]
     store = tmp_path / "weights"
@@ -51,7 +51,7 @@ def test_what_is_rolled_out_after_a_step_was_sampled_by_its_weights(tmp_path: Pa
         shared_cluster_sync() as client,
         Rollout(client, env=solve, model=MODEL, engines=emulated(str(MODEL))) as rollout,
     ):
-        engines = TrlEngines(rollout, tasks, str(store))
+        engines = FollowingEngines(rollout, tasks, str(store))
         attempts = TrlRollouts(engines)
         trainer = trainer_at(0)
         rows = attempts(["a", "a", "b", "b"], trainer)
@@ -61,7 +61,7 @@ def test_what_is_rolled_out_after_a_step_was_sampled_by_its_weights(tmp_path: Pa
             trainer.model_wrapped = weights_of(step)
             attempts(["a", "a", "b", "b"], trainer)  # it refuses tokens of another version than `step`
             assert versions(engines.roll_out(["a"], 3)) == {step}
-        assert [version.number for version in WeightStore(str(store)).versions("trl")] == [2]
+        assert [version.number for version in WeightStore(str(store)).versions("trainer")] == [2]
         with pytest.raises(BadInput, match="the dataset names the task 'c'"):
             list(engines.roll_out(["c"], 1))
 
@@ -75,6 +75,7 @@ def trainer_at(step: int) -> Any:
         args=SimpleNamespace(**args),
         use_vllm=False,
         state=SimpleNamespace(global_step=step),
+        model=None,
         model_wrapped=None,
-        accelerator=SimpleNamespace(get_state_dict=lambda model: model),
+        accelerator=SimpleNamespace(get_state_dict=lambda model: model, unwrap_model=lambda model: model),
     )

@@ -14,7 +14,7 @@ WORDS = {"cluster engine": "Dask", "engines": "vLLM", "policy version": "per tok
 
 FACTS = {
     "cluster engine": ["heddle_dask.live.scheduler.plugin:HeddleScheduler"],
-    "trains": ["pipelines.grpo.learner", "pipelines.any_trainer.trl_live"],
+    "trains": ["pipelines.grpo.learner", "pipelines.any_trainer.following_engines"],
     "engines": ["heddle_dask.engines.vllm_command:VllmOptions"],
     "run on GPUs in practice": ["benchmarks.gpu"],
     "unmodified agents through an endpoint": ["heddle_dask.gateway.server", "heddle_dask.environments.command_agent"],

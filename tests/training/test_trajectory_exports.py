@@ -176,10 +176,11 @@ def exported(tmp_path: Path, form: str, *records: TrajectoryRecord, **options: A
 
 
 def read_by(kind: str, export: Path) -> list[Any]:
-    if not (SITE / kind).is_dir():
-        pytest.skip(f"the wheel of {kind} is not in build/peers: `make test` brings it")
+    wheel = "openenv" if kind == "trl" else kind
+    if not (SITE / wheel).is_dir():
+        pytest.skip(f"the wheel of {wheel} is not in build/peers: `make test` brings it")
     script = Path(sys.modules["worlds.read_by_others"].__file__ or "")
-    done = subprocess.run([sys.executable, str(script), kind, str(export)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(script), kind, str(export)], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     found: list[Any] = json.loads(done.stdout)
     return found
@@ -215,6 +216,18 @@ def test_openenv_reads_training_traces(tmp_path: Path) -> None:
     assert texts == [FIRST_REPLY, "It is 3.", "It is 4."]
     # What the engine told no logprob of is context.
     assert [sum(turn["loss_mask"]) for turn in trace["turns"]] == [len(FIRST_REPLY), 0, 8]
+
+
+@pytest.mark.slow  # TRL takes ten seconds to import
+def test_trl_trains_on_each_sampled_token_of_the_traces_once(tmp_path: Path) -> None:
+    pytest.importorskip("trl")
+    story = told_story()
+    ((main, other),) = read_by("trl", exported(tmp_path, "openenv", story))
+    for (ids, mask, logprobs), branch in zip((main, other), story.branches, strict=True):
+        assert ids == branch.token_ids[: len(ids)].tolist()
+        assert [logprob for logprob, trained in zip(logprobs, mask, strict=True) if trained] == [-0.5] * sum(mask)
+    # The second branch repeats the reply of the first one as context, and the engine told no logprob of "It is 3.".
+    assert [sum(main[1]), sum(other[1])] == [len(FIRST_REPLY), 8]
 
 
 def test_verifiers_reads_traces(tmp_path: Path) -> None:

@@ -38,8 +38,9 @@ def trainer(step: int = 0, **changes: Any) -> Any:
         args=SimpleNamespace(**args | changes),
         use_vllm=False,
         state=SimpleNamespace(global_step=step),
+        model="model",
         model_wrapped="pieces",
-        accelerator=SimpleNamespace(get_state_dict=lambda model: f"all {model}"),
+        accelerator=SimpleNamespace(get_state_dict=lambda model: f"all {model}", unwrap_model=lambda model: model),
     )
 
 
@@ -102,6 +103,8 @@ def test_weights_are_published_when_the_step_has_changed_and_before_the_rollout(
 class Threads:
     """Implements `TrainerProcesses` for two threads."""
 
+    count = 2
+
     def __init__(self, rank: int, ways: list[Queue[Any]]) -> None:
         self._rank = rank
         self._to_main, self._from_main = ways
@@ -139,7 +142,7 @@ def test_a_process_without_engines_gets_its_own_rows_or_the_error_of_the_main_on
         theirs = thread.submit(other, ["b"], trainer(1))
         with pytest.raises(BadInput, match=r"^the engines"):
             main(["a"], trainer(1))
-        with pytest.raises(BadInput, match=r"^TRL: the main process has failed: the engines are gone$"):
+        with pytest.raises(BadInput, match=r"^the main process of the trainer has failed: the engines are gone$"):
             theirs.result()
     assert engines.published == [("all pieces", 1)]
 

@@ -37,6 +37,24 @@ def openenv(path: Path) -> list[Any]:
     return [trace.model_validate_json(line).model_dump() for line in path.read_text().splitlines()]
 
 
+def trl(path: Path) -> list[Any]:
+    """By TRL's own conversion of OpenEnv's traces into what its asynchronous trainer trains on."""
+    importlib.import_module("trl.experimental.async_grpo")
+    for name in ("openenv", "openenv.core", "openenv.core.harness", "openenv.core.harness.capture"):
+        bare(name)
+    # Types alone, of servers that are not needed here.
+    for name in ("openenv.core.harness", "openenv.core.harness.capture.upstream", "openenv.core.llm_client"):
+        bare(name).__dict__["__getattr__"] = lambda name: type(name, (), {})
+    trace = importlib.import_module("openenv.core.harness.training").TrainingTrace
+    theirs = importlib.import_module("trl.experimental.async_grpo.openenv_harness")
+    found = []
+    for line in path.read_text().splitlines():
+        turns = theirs._turns_from_training_trace(trace.model_validate_json(line))
+        sequences, _ = theirs._chain_to_sequences(turns, "rollout", 0)
+        found.append([[list(one.input_ids), list(one.completion_mask), list(one.old_log_probs)] for one in sequences])
+    return found
+
+
 def verifiers(path: Path) -> list[Any]:
     from pydantic import BaseModel
 
@@ -63,4 +81,4 @@ def verifiers(path: Path) -> list[Any]:
 if __name__ == "__main__":
     sys.path.append(str(SITE))
     _, kind, export = sys.argv
-    print(json.dumps({"harbor": harbor, "openenv": openenv, "verifiers": verifiers}[kind](Path(export))))
+    print(json.dumps({"harbor": harbor, "openenv": openenv, "trl": trl, "verifiers": verifiers}[kind](Path(export))))

@@ -47,7 +47,7 @@ def small_model() -> Any:
 
 
 class PublishedModel:
-    """Implements `TrlSampler`: the model in float32 that was published last, sampling token by token."""
+    """Implements `TrainerSampler`: the model in float32 that was published last, sampling token by token."""
 
     temperature = 1.0
 
@@ -97,7 +97,7 @@ class PublishedModel:
         )
 
 
-def small_trainer(folder: Path, rollout_func: Any, **changes: Any) -> Any:
+def small_trainer(folder: Path, rollout_func: Any, peft_config: Any = None, **changes: Any) -> Any:
     """TRL's trainer over a model of random weights."""
     from datasets import Dataset
     from transformers import AutoTokenizer
@@ -123,6 +123,7 @@ def small_trainer(folder: Path, rollout_func: Any, **changes: Any) -> Any:
         train_dataset=Dataset.from_list(trl_prompts(str(n) for n in range(4))),
         processing_class=AutoTokenizer.from_pretrained(MODEL),
         rollout_func=rollout_func,
+        peft_config=peft_config,
     )
 
 
@@ -131,7 +132,7 @@ def main(folder: Path) -> None:
 
     Writes what each step of this process got.
     """
-    from pipelines.any_trainer.trl_processes import trl_rollouts
+    from pipelines.any_trainer.launched_processes import trl_rollouts
 
     state = PartialState(cpu=True)
     # accelerate shards a model on accelerators only: it is told that this is one.

@@ -1,4 +1,4 @@
-"""TRL in one process or in many, as ``accelerate launch`` starts them: one script, one cluster."""
+"""Trainers of others in one process or in many, as launchers start them: one script, one cluster."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from contextlib import AbstractContextManager
 from datetime import timedelta
 from typing import Any, Final
 
+import torch
 import torch.distributed
 from accelerate import PartialState
 
-from heddle_dask.core.errors import BadInput, one_line_of
-from heddle_dask.training.trl_rollouts import MainFailed, OneProcess, TrainerProcesses, TrlRollouts, TrlSampler
+from heddle_dask.training.trainer_processes import OneProcess, TrainerProcesses, TrainerSampler, handed_out
+from heddle_dask.training.trl_rollouts import TrlRollouts
 
 # What launchers set for the processes of a trainer: an engine that inherits it takes itself for one of them.
 _OF_LAUNCHER: Final = frozenset(
@@ -26,14 +27,23 @@ _NEVER: Final = timedelta(days=30)
 
 @contextlib.contextmanager
 def trl_rollouts(
-    opened: Callable[[], AbstractContextManager[TrlSampler]], engine_gpus: str | None = None
+    opened: Callable[[], AbstractContextManager[TrainerSampler]], engine_gpus: str | None = None
 ) -> Iterator[TrlRollouts]:
-    """The rollout function of this process; every process of the trainer calls this.
+    """The rollout function of this process, for TRL; the parameters are those of `main_process_engines`."""
+    with main_process_engines(opened, engine_gpus) as (sampler, processes):
+        yield TrlRollouts(sampler, processes)
+
+
+@contextlib.contextmanager
+def main_process_engines(
+    opened: Callable[[], AbstractContextManager[TrainerSampler]], engine_gpus: str | None = None
+) -> Iterator[tuple[TrainerSampler | None, TrainerProcesses]]:
+    """The engines, in the main process alone, and the way to the other processes; every process calls this.
 
     Parameters
     ----------
     opened
-        Opens the cluster and the rollout, as a context whose value is a `TrlEngines`. Called in the main process
+        Opens the cluster and the rollout, as a context whose value is a `FollowingEngines`. Called in the main process
         alone, without what a launcher has set in its environment.
     engine_gpus
         ``CUDA_VISIBLE_DEVICES`` of what `opened` starts, such as ``"4,5,6,7"``: other GPUs of this machine than the
@@ -44,27 +54,22 @@ def trl_rollouts(
     BadInput
         The main process could not open them.
     """
-    state = PartialState()
+    state = PartialState(cpu=not torch.accelerator.is_available())
     processes: TrainerProcesses = AcceleratedProcesses(state) if state.num_processes > 1 else OneProcess()
-    if not state.is_main_process:
-        answer = processes.scatter([])
-        if isinstance(answer, MainFailed):
-            raise BadInput(f"TRL: the main process has failed: {answer.line}")
-        yield TrlRollouts(None, processes)
-        return
     with contextlib.ExitStack() as stack:
-        try:
+        engines: list[TrainerSampler] = []
+
+        def shares() -> list[None]:
             with _environment(engine_gpus):
-                rollouts = TrlRollouts(stack.enter_context(opened()), processes)
-        except BaseException as error:
-            processes.scatter([MainFailed(one_line_of(error))] * state.num_processes)
-            raise
-        processes.scatter([None] * state.num_processes)
-        yield rollouts
+                engines.append(stack.enter_context(opened()))
+            return [None] * processes.count
+
+        handed_out(processes, shares if state.is_main_process else None)
+        yield (engines[0] if engines else None), processes
 
 
 class AcceleratedProcesses:
-    """Implements `training.trl_rollouts.TrainerProcesses` over the processes that accelerate knows.
+    """Implements `training.trainer_processes.TrainerProcesses` over the processes that accelerate knows.
 
     A process group of its own, on the CPU, without a time limit: while the main process rolls out, the others wait for
     as long as that takes. When one ends, so does the connection, and the launcher ends the others.
@@ -72,11 +77,11 @@ class AcceleratedProcesses:
 
     def __init__(self, state: PartialState) -> None:
         self._is_main = state.is_main_process
-        self._count = state.num_processes
+        self.count = state.num_processes
         self._group = torch.distributed.new_group(backend="gloo", timeout=_NEVER)
 
     def gather(self, mine: list[str]) -> list[list[str]]:
-        found: list[Any] = [None] * self._count
+        found: list[Any] = [None] * self.count
         torch.distributed.gather_object(mine, found if self._is_main else None, dst=0, group=self._group)
         return found if self._is_main else []
 
