@@ -7,6 +7,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from inspect import signature
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ LENGTHS = [[40, 61, 33], [57, 28, 49]]
 def train(spec: TrainerSpec, rank: int) -> dict[str, Any]:
     """Two batches; what was read, is held, was allocated in the second step, and the weights and metrics after them."""
     with bytes_read() as read:
-        policy = Policy(spec, Path(spec.model), torch.device("cpu"))
+        policy = policy_of(spec)
     optimizer = torch.optim.AdamW(policy.trained, lr=1e-3, eps=1e-3)
     metrics: dict[str, float] = {}
     allocated = 0
@@ -46,6 +47,12 @@ def train(spec: TrainerSpec, rank: int) -> dict[str, Any]:
         "weights": [whole(weight) for weight in policy.trained],
         "metrics": metrics,
     }
+
+
+def policy_of(spec: TrainerSpec) -> Policy:
+    """The weights of the model's directory, on a CPU."""
+    given = {"spec": spec, "weights": Path(spec.model), "device": torch.device("cpu")}
+    return Policy(**{name: given[name] for name in signature(Policy).parameters})
 
 
 def local(tensor: Any) -> torch.Tensor:
