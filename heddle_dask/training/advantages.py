@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from heddle_dask.core.errors import BadInput
-from heddle_dask.training.groups import TokenSequence, TrajectoryGroup
+from heddle_dask.training.groups import TokenSequence, TrainingTrajectory, TrajectoryGroup
 
 logger = logging.getLogger(__name__)
 
@@ -122,7 +122,10 @@ def _unmasked(function: AdvantageFunction) -> AdvantageFunction:
 def _checked(name: str, function: Callable[[TrajectoryGroup], Any]) -> AdvantageFunction:
     def checked(group: TrajectoryGroup) -> Sequence[Advantage]:
         values = [np.asarray(value, np.float64) for value in function(group)]
-        if len(values) != len(group.members) or any(value.ndim > 1 or not value.size for value in values):
+        lengths = [{1, _turns(member)} for member in group.members]
+        if len(values) != len(lengths) or any(
+            value.ndim > 1 or value.size not in allowed for value, allowed in zip(values, lengths, strict=True)
+        ):
             raise BadInput(
                 f"advantages {name!r}: {len(values)} values for a group of {len(group.members)}: give one number for "
                 "each member, or an array with one for each of its turns"
@@ -133,6 +136,10 @@ def _checked(name: str, function: Callable[[TrajectoryGroup], Any]) -> Advantage
         return [value if is_known(value) else np.float64(np.nan) for value in values]
 
     return checked
+
+
+def _turns(member: TrainingTrajectory) -> int:
+    return 1 + max(int(sequence.turns.max(initial=0)) for sequence in member.sequences)
 
 
 def user_function(where: str, name: str, hint: str) -> Callable[..., Any]:

@@ -8,12 +8,14 @@ becomes a reward.
 
 from __future__ import annotations
 
+import logging
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from heddle_dask.core.errors import BadInput
+from heddle_dask.core.errors import BadInput, is_finite
 from heddle_dask.core.run_description import TURN_REWARDS
 from heddle_dask.records.token_record import NOT_SAMPLED_VERSION, TokenRecord
 from heddle_dask.records.trajectory import StepRecord, TrajectoryRecord
@@ -25,6 +27,8 @@ from heddle_dask.training.groups import (
     TruncatedAttempts,
 )
 from heddle_dask.training.trainable_sampling import check_step_is_trainable
+
+logger = logging.getLogger(__name__)
 
 FEWEST_MEMBERS = 2
 """Advantages are relative to the other members of a group."""
@@ -107,15 +111,22 @@ def training_trajectory(record: TrajectoryRecord, truncated: TruncatedAttempts =
 
 
 def _turn_rewards(record: TrajectoryRecord) -> tuple[float, ...]:
-    given = record.metadata.get(TURN_REWARDS, ())
-    if not given or record.reward is None or not math.isclose(math.fsum(given), record.reward, abs_tol=1e-6):
-        return ()  # none, or the reward of the whole was replaced
+    """Those of its turns; none where the reward of the whole was replaced, or what is there is something else."""
+    given: Any = record.metadata.get(TURN_REWARDS)
+    if not given or record.reward is None:
+        return ()
     turns = 1 + max(step.step_index for step in record.steps)
-    if len(given) > turns:
-        raise BadInput(
-            f"trajectory {record.trajectory_id}: its environment gives {len(given)} turn rewards for {turns} LLM "
-            "steps: give one for each, in order"
+    if not isinstance(given, (list, tuple)) or not all(map(is_finite, given)) or len(given) > turns:
+        logger.warning(
+            "trajectory %s: its %r are not at most %d numbers, one for each LLM step in order: its reward counts as "
+            "that of the whole",
+            record.trajectory_id,
+            TURN_REWARDS,
+            turns,
         )
+        return ()
+    if not math.isclose(math.fsum(given), record.reward, abs_tol=1e-6):
+        return ()
     return (*(float(reward) for reward in given), *[0.0] * (turns - len(given)))
 
 

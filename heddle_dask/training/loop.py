@@ -300,7 +300,8 @@ class TrainingLoop:
 
     def _publish(self) -> PublishVersion | None:
         is_new = self.trained not in (self.published, self._lost)
-        if self._publishing is not None or not is_new or self._passes_over_evaluated() or self._rests():
+        is_held = self._training or self._publishing is not None  # the trainer has these weights between two steps
+        if is_held or not is_new or self._passes_over_evaluated() or self._rests():
             return None
         self._publishing = self.trained
         return PublishVersion(self.trained, self._is_due(self.trained))
@@ -322,7 +323,8 @@ class TrainingLoop:
         is_first_or_last = self.published in (self.first, self.plan.steps)
         if self.plan.switch == "before-batch" or is_first_or_last:
             return True
-        return self.formed > self.published
+        # Where nothing is left to form, only the switch can open a batch.
+        return self.formed > self.published or (self.formed == self.opened and not self._forming)
 
     def _evaluate(self) -> Evaluate | None:
         if self._evaluating or not self._owes_evaluation() or self._rests():

@@ -188,9 +188,13 @@ class TrainingDirectory:
             raise WriteFailed.of(self.run_file, error) from None
 
 
+_LATER: Mapping[str, Any] = {"truncated": "count"}
+"""What directories do not have that are older than the option: they were trained so."""
+
+
 def _check_same(path: Path, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> None:
     for name in sorted({*stored, *asked} - {*FREE_TO_CHANGE}):
-        before, now = stored.get(name), json.loads(json.dumps(asked.get(name)))
+        before, now = stored.get(name, _LATER.get(name)), json.loads(json.dumps(asked.get(name)))
         if before != now:
             raise BadInput(f"--resume {path}: {name} was {_short(before)}, and is {_short(now)} now: give the same")
 

@@ -68,6 +68,7 @@ class BatchStep:
                 self._optimizer.zero_grad(set_to_none=True)
                 for micro in split:
                     self._backward(micro, weights, prox, reference)
+                    PROGRESS.made()
                 norms.append(self._clip())
                 PROGRESS.made()
                 if math.isfinite(norms[-1]):

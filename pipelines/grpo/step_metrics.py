@@ -101,6 +101,7 @@ class StepMetrics:
         if fresh:
             found["mismatch_mean"] = total["fresh_difference"] / fresh
             found["mismatch_max"] = highest["fresh_difference"]
+            found["fresh_tokens"] = fresh / self._spec.passes
         if steps > 1:
             found["clip_fraction"] = total["clipped"] / tokens
         if self._spec.kl_coefficient:

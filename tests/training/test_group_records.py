@@ -108,15 +108,16 @@ def test_an_attempt_that_was_truncated_counts_is_masked_or_is_no_member(truncate
     assert (whole is None) == (truncated != "count"), "nothing would be trained"
 
 
-def test_a_turn_is_an_llm_step_and_more_rewards_than_steps_are_refused():
+def test_a_turn_is_an_llm_step_and_what_are_no_rewards_of_turns_is_left_out(caplog):
     record = replace(trained_record("t", "g", 1.0, versions=(0, 0, 0), tokens=2), metadata={TURN_REWARDS: [0.5, 0.5]})
     member = training_trajectory(record)
     assert member.turn_rewards == (0.5, 0.5, 0.0)
     (sequence,) = member.sequences
     assert sequence.turns[sequence.trained].tolist() == [0, 0, 1, 1, 2, 2]
     assert set(sequence.turns[~sequence.trained]) == {-1}
-    with pytest.raises(BadInput, match="gives 4 turn rewards for 3 LLM steps"):
-        training_trajectory(replace(record, metadata={TURN_REWARDS: [0.25] * 4}))
+    for odd in ([0.25] * 4, [1.0, None], [1.0, math.nan], {"a": 1.0}, "1.0", 1.0):
+        assert training_trajectory(replace(record, metadata={TURN_REWARDS: odd})).turn_rewards == ()
+    assert caplog.text.count("are not at most 3 numbers") == 6
     other = replace(record, metadata={TURN_REWARDS: [1.0, 1.0]})
     assert training_trajectory(other).turn_rewards == (), "another reward was given in place of theirs"
 

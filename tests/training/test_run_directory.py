@@ -41,6 +41,9 @@ def test_a_resumed_training_asks_for_the_same_but_may_do_more_steps(tmp_path: Pa
     assert directory.begin({**ASKED, "steps": 20}, "resume", "b")["lineages"] == [{"lineage": "a", "number": 0}]
     with pytest.raises(BadInput, match="groups was 8, and is 4 now"):
         directory.begin({**ASKED, "groups": 4}, "resume", "b")
+    directory.begin({**ASKED, "truncated": "count"}, "resume", "b")  # it is older than this option
+    with pytest.raises(BadInput, match='truncated was "count", and is "mask" now'):
+        directory.begin({**ASKED, "truncated": "mask"}, "resume", "b")
 
 
 def test_a_line_of_training_that_goes_on_from_an_older_checkpoint_has_another_name(tmp_path: Path) -> None:
