@@ -36,7 +36,7 @@ HANG_S = 280.0
 STEPS = 6
 GROUPS, SAMPLES = 2, 4
 AGENT = """
-from heddle_dask.environments.base import Task
+from heddle_dask.environments.base import Reward, Task
 
 
 def tasks(count, seed):
@@ -46,7 +46,7 @@ def tasks(count, seed):
 async def solve(task, ctx):
     ctx.append("user", task.prompt)
     step = await ctx.generate(max_tokens=8, ignore_eos=True)
-    return float(sum(step.token_ids) % 2)
+    return Reward(None, turns=[sum(step.token_ids) % 2])
 """
 
 
@@ -184,6 +184,7 @@ def _check_steps(training: Training) -> None:
     for path in sorted(directory.batches.glob("step-*.npz")):
         batch = load_batch(path)
         assert len(batch.groups) == GROUPS
+        assert all(member.turn_rewards == (member.reward,) for group in batch.groups for member in group.members)
         used += [member.trajectory_id for group in batch.groups for member in group.members]
     assert len(used) == len(set(used)) == STEPS * GROUPS * SAMPLES
     newest = WeightStore(str(directory.weights)).newest(rows[0]["lineage"])
