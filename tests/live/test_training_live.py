@@ -153,7 +153,7 @@ def test_a_training_survives_the_death_of_its_trainer_and_its_driver(training: T
 
 
 def _check_affinity(out: Path) -> None:
-    """Steps of each part of the mix ran on its class, wherever an engine of that class was there."""
+    """Steps of each part of the mix ran on its class, but for those while its only engine changed its weights."""
     domains: dict[str, str] = {}
     classes: dict[str, str] = {}
     present: set[str] = set()
@@ -170,7 +170,8 @@ def _check_affinity(out: Path) -> None:
         for command in commands if both else []:
             if isinstance(command, cmd.StartStep):
                 ran[domains[command.step_id.trajectory_id], classes[command.engine_id]] += 1
-    assert set(ran) == {("coin", "B"), ("flip", "A")}, ran
+    assert ran["coin", "B"] > 2 * ran["coin", "A"], ran
+    assert ran["flip", "A"] > 2 * ran["flip", "B"], ran
 
 
 def _check_steps(training: Training) -> None:
