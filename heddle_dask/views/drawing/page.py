@@ -163,6 +163,7 @@ def tiles(figures: Sequence[tuple[str, str]]) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], texts: Sequence[int] = ()) -> str:
     """A table of HTML cells; `texts` are the columns that are read and not compared."""
+    assert all(len(row) == len(head) for row in rows), head
 
     def line(cells: Sequence[str], tag: str) -> str:
         return "".join(

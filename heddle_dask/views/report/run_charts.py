@@ -287,8 +287,11 @@ def pools_section(figures: RunFigures, axis: RunAxis) -> str:
             )
         )
     rows = [_action_row(label, use) for label, use in sorted(figures.actions.items(), key=lambda item: -item[1].cpu_s)]
-    head = ["engine", "slots", "TP", "steps", "tokens", "step seconds", "idle s", "prompt cached", "ended"]
-    return section("Actions and pools", *parts, table(head, rows, texts=(0, 1)))
+    head = [
+        *("action", "kind", "calls", "not ok", "run mean", "run p99", "wait mean", "wait p99"),
+        *("of it for quotas", "of it for loading", "CPU seconds"),
+    ]
+    return section("Actions and pools", *parts, table(head, rows, texts=(0, 1, 3)))
 
 
 def _pool_text(figures: RunFigures) -> str:
