@@ -15,6 +15,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "actions": "commands.actions",
         "behaviour": "behaviour",
         "bursts": "bursts",
+        "checkpoints": "checkpoints",
         "dashboard": "commands.dashboard",
         "decisions": "decisions",
         "fidelity": "commands.fidelity",

@@ -118,10 +118,17 @@ class BatchTrained:
 
 @dataclass(frozen=True, slots=True)
 class LineageBegan:
-    """The training goes on from a checkpoint of `number` steps under a new name; later steps are undone."""
+    """The training goes on from a checkpoint of `number` steps under a new name; later steps are undone.
+
+    Attributes
+    ----------
+    keeps_batches
+        The batches of these steps are given out again; else they are gone.
+    """
 
     lineage: str
     number: int
+    keeps_batches: bool = True
 
 
 BufferEvent = GroupAccepted | GroupDropped | BatchFormed | BatchTrained | LineageBegan

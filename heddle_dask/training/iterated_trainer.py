@@ -115,11 +115,23 @@ class IteratedTrainer:
             self._orders.put(order)
         return await order.report
 
-    async def publish(self, version: PolicyVersion, store: str) -> str:
+    async def publish(
+        self,
+        version: PolicyVersion,
+        store: str,
+        copied: Callable[[], None] = lambda: None,
+        *,
+        evaluated: bool = False,
+    ) -> str:
+        """The user's weights are published in place: the next batch waits."""
         return await on_own_thread(self._publish, version, store)
 
     async def keep_best(self, version: PolicyVersion, reward: float) -> None:
         await on_own_thread(self._keep, version, reward)
+
+    async def save(self) -> TrainerState:
+        """The user's `save` was called after each batch."""
+        return self._state
 
     async def close(self) -> None:
         with self._lock:

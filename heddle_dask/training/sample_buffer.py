@@ -126,7 +126,7 @@ class SampleBuffer:
         self._formed: dict[int, BatchFormed] = {}
         self._formed_step = 0
         self._trained_step = 0
-        self._known: set[str] = set()
+        self._since: dict[str, int] = {}  # by the id of each group that came: the newest batch there was
         self._rewards: dict[str, tuple[float, ...]] = {}  # of delivered members, by the id of the whole group
         self._arrivals_without_use = 0
         self._in_use = 0
@@ -174,7 +174,7 @@ class SampleBuffer:
         return tuple(self._formed[step] for step in range(self._trained_step + 1, self._formed_step + 1))
 
     def knows(self, group_id: str) -> bool:
-        return group_id in self._known
+        return group_id in self._since
 
     def rewards_of(self, group_id: str) -> tuple[float, ...]:
         """Rewards of the members of a group that were delivered: what late members are compared with."""
@@ -260,10 +260,11 @@ class SampleBuffer:
             events += self._happen(BatchTrained(one))
         return tuple(events)
 
-    def resume(self, version: PolicyVersion) -> tuple[BufferEvent, ...]:
+    def resume(self, version: PolicyVersion, *, keeps_batches: bool = True) -> tuple[BufferEvent, ...]:
         """The training goes on from a checkpoint.
 
-        Its steps are consumed. Batches of later steps are open again, and given out unchanged.
+        Its steps are consumed. Batches of later steps are open again, and given out unchanged; without `keeps_batches`,
+        under another lineage, they are gone.
 
         Raises
         ------
@@ -280,7 +281,7 @@ class SampleBuffer:
         if version.lineage in self._newest_of:
             raise BadInput(f"the lineage {version.lineage!r} was left before: resume under a new one")
         events = self.trained(version.number) if version.number > self._trained_step else ()
-        return (*events, *self._happen(LineageBegan(version.lineage, version.number)))
+        return (*events, *self._happen(LineageBegan(version.lineage, version.number, keeps_batches)))
 
     def _awaited(self, groups: Sequence[BufferedGroup]) -> tuple[str, ...]:
         """The running groups for which the next batch waits, given the groups that it could take, oldest first.
@@ -337,15 +338,15 @@ class SampleBuffer:
                 self._form(event)
             case BatchTrained(step):
                 self._trained_step = step
-            case LineageBegan(lineage, number):
-                self._begin_lineage(lineage, number)
+            case LineageBegan():
+                self._begin_lineage(event)
 
     def _accept(self, group: BufferedGroup) -> None:
-        self._known.add(group.group_id)
+        self._since[group.group_id] = self._formed_step
         self._waiting[group.group_id] = group
         self._in_use += len(group.rewards)
         whole = group.late_for or group.group_id
-        self._rewards[whole] = (*self.rewards_of(whole), *group.rewards)
+        self._reward(whole, group.rewards)
         if not group.late_for:
             self._arrivals_without_use = 0
         self.counts.arrived(group.environment, group.sampled_tokens)
@@ -355,27 +356,43 @@ class SampleBuffer:
         if evicted is not None:
             self._in_use -= len(evicted.rewards)
         else:
-            self._known.add(event.group_id)
+            self._since[event.group_id] = self._formed_step
             whole = event.late_for or event.group_id
-            self._rewards[whole] = (*self.rewards_of(whole), *event.rewards)
+            self._reward(whole, event.rewards)
             self.counts.arrived(event.environment, event.sampled_tokens)
             if event.cause in (NO_VARIANCE, TOO_FEW) and not event.late_for:
                 self._arrivals_without_use += 1
         self.counts.dropped(event.cause, event.sampled_tokens)
+
+    def _reward(self, whole: str, rewards: tuple[float, ...]) -> None:
+        if whole in self._since:
+            self._rewards[whole] = (*self.rewards_of(whole), *rewards)
 
     def _form(self, batch: BatchFormed) -> None:
         groups = [self._waiting.pop(group_id) for group_id in batch.group_ids]
         self._formed[batch.step] = batch
         self._formed_step = batch.step
         self.counts.formed(batch.step, groups)
+        self._forget()
 
-    def _begin_lineage(self, lineage: str, number: int) -> None:
+    def _begin_lineage(self, began: LineageBegan) -> None:
+        number = began.number
         self._newest_of = {
             name: number if newest is None else min(newest, number) for name, newest in self._newest_of.items()
         }
-        self._newest_of[lineage] = None
-        self._lineage = lineage
+        self._newest_of[began.lineage] = None
+        self._lineage = began.lineage
         self._trained_step = number
+        if not began.keeps_batches:
+            self._formed_step = number
+
+    def _forget(self) -> None:
+        """Forget groups of so long ago that what came of them now would be too old in any case."""
+        past = self._formed_step - 2 * (self.rule.bound.alpha + 1)
+        while self._since and next(iter(self._since.values())) < past:
+            group_id = next(iter(self._since))
+            del self._since[group_id]
+            self._rewards.pop(group_id, None)
 
 
 def _dropped(group: BufferedGroup, cause: str) -> GroupDropped:

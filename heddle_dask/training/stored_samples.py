@@ -9,7 +9,8 @@ Files in the folder of the run (`docs/training-data.md`):
 After a crash at any moment the buffer is rebuilt from the log; the tokens of groups that wait come from the store of
 the run. The order of the writes makes this safe: the rows of a group are committed (or are in the journal of the run,
 from which `records.store.recover` commits them) before its acceptance is logged; a batch is on disk before its event;
-and only then is it given out. So a batch that was given out is given out unchanged until its step is in a checkpoint.
+and only then is it given out. So a batch that was given out is given out unchanged. Its file stays until every
+checkpoint that a restart may begin with has its step.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ class StoredSamples:
 
     @property
     def open_batches(self) -> tuple[Path, ...]:
-        """Files of the batches whose step is in no checkpoint, oldest first: they are trained before others."""
+        """Files of the batches that were not trained, oldest first: they are trained before others."""
         return tuple(self._path(batch) for batch in self.buffer.open_batches)
 
     def begin(self, group_id: str, first_version: int) -> None:
@@ -182,18 +183,28 @@ class StoredSamples:
     def trained(self, step: int) -> None:
         self._logged(self.buffer.trained(step))
 
+    def forget_batches(self, through: int) -> None:
+        """Remove the files of the batches up to this step."""
+        for path in (self._folder / BATCHES).glob("step-*.npz"):
+            if path < batch_path(self._folder / BATCHES, through + 1):
+                path.unlink(missing_ok=True)
+
     def resume(self, version: PolicyVersion) -> None:
         """The training goes on from this checkpoint (`SampleBuffer.resume`); `open_batches` come first.
+
+        Under another lineage, batches after it are given up where a file of them is missing.
 
         Raises
         ------
         BadInput
-            It is no checkpoint of this run, or the file of a batch after it was deleted.
+            It is no checkpoint of this run, or the file of a batch that is to be trained was deleted.
         """
-        self._logged(self.buffer.resume(version))
-        missing = [path for path in self.open_batches if not path.exists()]
-        if missing:
+        later = range(version.number + 1, self.buffer.next_step)
+        missing = [path for step in later if not (path := batch_path(self._folder / BATCHES, step)).exists()]
+        is_new = version.lineage != self.buffer.version.lineage
+        if missing and not is_new:
             raise BadInput(f"cannot resume from {version}: {missing[0]} is missing: take a newer checkpoint")
+        self._logged(self.buffer.resume(version, keeps_batches=not missing))
 
     def close(self) -> None:
         self._log.close()

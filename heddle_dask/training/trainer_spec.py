@@ -23,7 +23,10 @@ class TrainerSpec:
     model
         Hugging Face directory of a causal language model: configuration, tokenizer, and the weights of version 0.
     checkpoints
-        Directory for checkpoints; each is a directory ``step-000012`` in it.
+        Directory for checkpoints; each is a directory ``step-000012`` in it. Models are in ``models`` there.
+    batches
+        Directory of the stored batches: what is in no checkpoint is trained again from it when weights are published;
+        empty: only when a batch is trained.
     lineage
         Name of this line of training (`core.ids`).
     start
@@ -79,8 +82,11 @@ class TrainerSpec:
     silence_s
         Least time without progress (a pass over a micro-batch) after which the process is ended, and another one is
         given the order. A longer pause before makes it longer: ten times that.
+    checkpoint_every_s
+        Seconds between two checkpoints, which are written while training goes on; 0: after each step. A restart trains
+        the stored batches after the newest one again.
     keep_checkpoints
-        The newest so many are kept, besides the best one.
+        The newest so many are kept.
     lora_rank, lora_alpha, lora_targets
         Train an adapter of this rank (0: all weights) on these modules.
     """
@@ -89,6 +95,7 @@ class TrainerSpec:
     checkpoints: str
     lineage: str
     start: str = ""
+    batches: str = ""
     learning_rate: float = 1e-5
     warmup_steps: int = 0
     schedule: RateSchedule = "constant"
@@ -120,7 +127,8 @@ class TrainerSpec:
     seed: int = 0
     gradient_checkpointing: bool | Literal["auto"] = "auto"
     silence_s: float = 600.0
-    keep_checkpoints: int = 3
+    checkpoint_every_s: float = 1800.0
+    keep_checkpoints: int = 2
     lora_rank: int = 0
     lora_alpha: float = 32.0
     lora_targets: str = "all-linear"
@@ -134,7 +142,7 @@ class TrainerSpec:
             value = getattr(self, name)
             if not (is_finite(value) and value > 0):
                 raise BadInput(f"trainer {name} is {value!r}: use a number above 0")
-        for name in ("weight_decay", "clip_high", "kl_coefficient", "lora_alpha"):
+        for name in ("weight_decay", "clip_high", "kl_coefficient", "lora_alpha", "checkpoint_every_s"):
             value = getattr(self, name)
             if not (is_finite(value) and value >= 0):
                 raise BadInput(f"trainer {name} is {value!r}: use a number of at least 0")

@@ -12,6 +12,7 @@ import hashlib
 import os
 import secrets
 from collections.abc import Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Final
 
@@ -85,7 +86,7 @@ class WeightStore:
         adapter: AdapterFacts | None = None,
         bucket_bytes: int = BUCKET_BYTES,
     ) -> str:
-        """Publish a version; returns the URI of its manifest. Memory: one bucket.
+        """Publish a version; returns the URI of its manifest. Memory: two buckets, hashed and written in turn.
 
         Publishing the same weights again changes nothing.
 
@@ -107,7 +108,10 @@ class WeightStore:
         return writer.publish()
 
     def write_manifest(self, version: PolicyVersion, tensors: Iterable[RawTensor], model: ModelFacts) -> str:
-        """Publish a version that the caller broadcasts: see `write`, but buckets are only measured."""
+        """Publish a version that the caller broadcasts: see `write`, but buckets are only measured.
+
+        Here it replaces a manifest: a trainer that did a step again may have other bits than the one that died.
+        """
         writer = BucketWriter(self, version, model, only_manifest=True)
         for tensor in tensors:
             writer.add(tensor)
@@ -254,9 +258,12 @@ class BucketWriter:
         self._open: list[RawTensor] = []
         self._names: set[str] = set()
         self._buckets: list[WeightBucket] = []
+        # A bucket is written while the next one is filled and hashed.
+        self._writer = ThreadPoolExecutor(1)
+        self._written: Future[None] | None = None
 
     def add(self, tensor: RawTensor) -> None:
-        """Take one more tensor. Its data must not change before the next `add` or `publish` returns.
+        """Take one more tensor. Its data must not change before `publish` returns.
 
         Raises
         ------
@@ -282,13 +289,16 @@ class BucketWriter:
         """
         if self._open:
             self._close_bucket()
+        self._wait_for_bucket()
+        self._writer.shutdown()
         kind: WeightKind = "full" if self._adapter is None else "adapter"
         manifest = WeightManifest(self._version, self._model, tuple(self._buckets), kind, self._adapter)
         uri = self._store.manifest_uri(self._version)
         known = self._store.manifest(self._version)
-        if known is not None and known.digest != manifest.digest:
+        is_same = known is not None and known.digest == manifest.digest
+        if known is not None and not is_same and not self._only_manifest:
             raise BadInput(f"{uri} holds other weights of version {self._version}: begin a new lineage")
-        if known is None:
+        if not is_same:
             self._put(MANIFEST_NAME, [manifest.to_json().encode()])
         return uri
 
@@ -300,11 +310,17 @@ class BucketWriter:
         digest = hasher.hexdigest()
         nbytes = sum(len(part) for part in parts)
         name = f"bucket-{len(self._buckets):05d}-{digest[:12]}.safetensors"
+        self._wait_for_bucket()
         if not self._only_manifest and not self._has(name, nbytes):
-            self._put(name, parts)
+            self._written = self._writer.submit(self._put, name, parts)
         facts = tuple(tensor.facts for tensor in self._open)
         self._buckets.append(WeightBucket(name, nbytes, digest, facts))
         self._open = []
+
+    def _wait_for_bucket(self) -> None:
+        written, self._written = self._written, None
+        if written is not None:
+            written.result()
 
     def _has(self, name: str, nbytes: int) -> bool:
         try:

@@ -1,14 +1,14 @@
-"""The checkpoints of a run on disk: complete or absent, the newest ones and the best one kept."""
+"""The checkpoints of a run on disk, and the models beside them: complete or absent, those kept that may be needed."""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from heddle_dask.core.errors import BadInput, WriteFailed
 from heddle_dask.core.ids import PolicyVersion
@@ -16,8 +16,11 @@ from heddle_dask.records import synced_store
 from heddle_dask.training.trainer_spec import checkpoint_name
 
 RECORD = "trainer.json"
-"""In each checkpoint: its version, the model it was trained from, and the report of its step."""
+"""In each checkpoint and model: its version, the model it was trained from, and the report of its step."""
 BEST = "best.json"
+MODELS = "models"
+# One that was evaluated, and the next one, which may be published before the evaluation has ended.
+_MODELS_KEPT: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +54,39 @@ def read_record(checkpoint: Path) -> CheckpointRecord:
 
 
 class CheckpointFolder:
-    """The checkpoints of one lineage in a directory, which may hold those of others."""
+    """The checkpoints of one lineage in a directory, which may hold those of others.
+
+    A checkpoint is written beside its name: `begin` says where, `complete` gives it its name.
+    """
 
     def __init__(self, folder: Path, lineage: str, keep: int) -> None:
         self._folder = folder
         self._lineage = lineage
         self._keep = keep
 
-    def find(self, version: PolicyVersion) -> Path | None:
-        return self._present().get(version.number) if version.lineage == self._lineage else None
-
     def newest(self) -> tuple[Path, CheckpointRecord] | None:
-        present = self._present()
+        present = self._present(self._folder)
         if not present:
             return None
         path = present[max(present)]
         return path, read_record(path)
 
-    def write(self, record: CheckpointRecord, fill: Callable[[Path], None]) -> Path:
-        """Write a checkpoint beside its name and rename it; then remove older ones.
+    @property
+    def oldest_number(self) -> int:
+        """Optimiser steps of the oldest checkpoint; 0: there is none."""
+        return min(self._present(self._folder), default=0)
+
+    def begin(self, record: CheckpointRecord) -> Path:
+        """An empty directory for this checkpoint; what is left of others that were not completed goes.
+
+        Raises
+        ------
+        WriteFailed
+        """
+        return _begin(self._folder / checkpoint_name(record.version))
+
+    def complete(self, record: CheckpointRecord) -> Path:
+        """All of it is written: it has its name now, and older ones go.
 
         A checkpoint of another lineage that has the name is moved aside, never overwritten.
 
@@ -77,40 +94,50 @@ class CheckpointFolder:
         ------
         WriteFailed
         """
-        path = self._folder / checkpoint_name(record.version)
-        aside = path.with_name(f".{path.name}.partial")
+        path = self._complete(self._folder / checkpoint_name(record.version), record)
+        present = self._present(self._folder)
+        _remove(present[number] for number in sorted(present)[: -self._keep])
+        return path
+
+    def has_model(self, version: PolicyVersion) -> bool:
+        return version.lineage == self._lineage and version.number in self._present(self._folder / MODELS)
+
+    def write_model(self, record: CheckpointRecord, fill: Callable[[Path], None]) -> Path:
+        """Write weights as a model directory, unless there is one of this version.
+
+        The two newest and the best one are kept.
+
+        Raises
+        ------
+        WriteFailed
+        """
+        path = self._folder / MODELS / checkpoint_name(record.version)
+        if self.has_model(record.version):
+            return path
         try:
-            shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir(parents=True)
-            fill(aside)
-            (aside / RECORD).write_text(json.dumps(asdict(record)), encoding="utf-8")
-            for file in aside.rglob("*"):
-                synced_store.sync_path(file)
-            synced_store.sync_path(aside)
-            self._make_room(path)
-            aside.rename(path)
-            synced_store.sync_path(self._folder)
+            fill(_begin(path))
         except OSError as error:
             raise WriteFailed.of(path, error) from None
-        self._prune()
+        self._complete(path, record)
+        self._prune_models()
         return path
 
     def keep_best(self, version: PolicyVersion, reward: float) -> Path:
-        """Name the best checkpoint: it stays, and the one that was the best before may go."""
-        path = self.find(version)
-        if path is None:
-            raise BadInput(f"checkpoint {version} has been removed already: keep more checkpoints")
+        """Name the best model: it stays, and the one that was the best before may go."""
+        path = self._folder / MODELS / checkpoint_name(version)
+        if not self.has_model(version):
+            raise BadInput(f"weights {version} are not kept: publish them as evaluated")
         body = {
             "lineage": version.lineage,
             "number": version.number,
             "reward": reward,
-            "checkpoint": path.name,
+            "model": f"{MODELS}/{path.name}",
         }
         aside = self._folder / f".{BEST}.partial"
         aside.write_text(json.dumps(body), encoding="utf-8")
         synced_store.sync_path(aside)
         os.replace(aside, self._folder / BEST)
-        self._prune()
+        self._prune_models()
         return path
 
     def best(self) -> dict[str, Any] | None:
@@ -120,9 +147,24 @@ class CheckpointFolder:
             return None
         return body
 
-    def _present(self) -> dict[int, Path]:
+    def _complete(self, path: Path, record: CheckpointRecord) -> Path:
+        aside = _aside(path)
+        try:
+            (aside / RECORD).write_text(json.dumps(asdict(record)), encoding="utf-8")
+            for file in aside.rglob("*"):
+                synced_store.sync_path(file)
+            synced_store.sync_path(aside)
+            if path.exists():
+                self._make_room(path)
+            aside.rename(path)
+            synced_store.sync_path(path.parent)
+        except OSError as error:
+            raise WriteFailed.of(path, error) from None
+        return path
+
+    def _present(self, folder: Path) -> dict[int, Path]:
         found = {}
-        for path in self._folder.glob("step-*"):
+        for path in folder.glob("step-*"):
             if (path / RECORD).is_file():
                 record = read_record(path)
                 if record.lineage == self._lineage:
@@ -130,20 +172,39 @@ class CheckpointFolder:
         return found
 
     def _make_room(self, path: Path) -> None:
-        if not path.exists():
-            return
-        record = read_record(path)
-        if record.lineage == self._lineage:
+        lineage = read_record(path).lineage if (path / RECORD).is_file() else "unknown"
+        if lineage == self._lineage:
             shutil.rmtree(path)
         else:
-            path.rename(path.with_name(f"{path.name}.{record.lineage}"))
+            path.rename(path.with_name(f"{path.name}.{lineage}"))
 
-    def _prune(self) -> None:
-        present = self._present()
+    def _prune_models(self) -> None:
+        present = self._present(self._folder / MODELS)
         best = self.best()
-        for number in sorted(present)[: -self._keep]:
-            if best is None or (best["lineage"], best["number"]) != (self._lineage, number):
-                # Never half a checkpoint under its name.
-                gone = present[number].with_name(f".{present[number].name}.removed")
-                present[number].rename(gone)
-                shutil.rmtree(gone)
+        kept = {*sorted(present)[-_MODELS_KEPT:]}
+        if best is not None and best["lineage"] == self._lineage:
+            kept.add(best["number"])
+        _remove(path for number, path in present.items() if number not in kept)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+def _begin(path: Path) -> Path:
+    aside = _aside(path)
+    try:
+        for left in path.parent.glob(".step-*"):
+            shutil.rmtree(left, ignore_errors=True)
+        aside.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WriteFailed.of(path, error) from None
+    return aside
+
+
+def _remove(paths: Iterable[Path]) -> None:
+    for path in paths:
+        # Never half a checkpoint under its name.
+        gone = path.with_name(f".{path.name}.removed")
+        path.rename(gone)
+        shutil.rmtree(gone)

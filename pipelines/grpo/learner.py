@@ -3,34 +3,29 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.training.advantages import advantage_function
 from heddle_dask.training.batch_files import load_batch
 from heddle_dask.training.groups import TrainingBatch
-from heddle_dask.training.trainer import TrainerState, TrainReport
 from heddle_dask.training.trainer_spec import TrainerSpec
 from heddle_dask.weights.manifest import ModelFacts
 from heddle_dask.weights.model_directory import model_facts
 from pipelines.grpo.batch_step import BatchStep
-from pipelines.grpo.checkpoint_files import (
-    random_state,
-    read_trainer_state,
-    restore_random_state,
-    write_model,
-    write_trainer_state,
-)
 from pipelines.grpo.checkpoint_folder import CheckpointFolder, CheckpointRecord, read_record
+from pipelines.grpo.checkpoint_state import ShardedState
 from pipelines.grpo.losses import loss_function
+from pipelines.grpo.model_files import Weights, write_model
 from pipelines.grpo.policy import Policy, device_of, load_reference
 from pipelines.grpo.progress import PROGRESS
+from pipelines.grpo.publishing import Publisher
 from pipelines.grpo.sequences import TrainedSequence, trained_sequences
 from pipelines.grpo.step_metrics import learning_rate
 
@@ -42,8 +37,10 @@ class Learner:
 
     Attributes
     ----------
-    between_checkpoints
-        Whether its weights may be those of no checkpoint: a step has begun and has not been written, or has failed.
+    record
+        Version of its weights, and the report of the step that made them.
+    is_between_versions
+        Whether its weights may be those of no version: a step has begun and has not ended, or has failed.
     """
 
     def __init__(self, spec: TrainerSpec, rank: int = 0) -> None:
@@ -55,11 +52,21 @@ class Learner:
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         torch.manual_seed(spec.seed)
-        self.between_checkpoints = False
-        self.folder = CheckpointFolder(Path(spec.checkpoints), spec.lineage, spec.keep_checkpoints)
-        self._facts = model_facts(spec.model)
+        self.is_between_versions = False
         self._reference = self._load_reference()
-        self._load()
+        self.policy = Policy(spec, self._device)
+        self.publisher = Publisher(self.policy)
+        self._optimizer = torch.optim.AdamW(
+            self.policy.trained,
+            lr=spec.learning_rate,
+            betas=(spec.beta1, spec.beta2),
+            eps=spec.adam_epsilon,
+            weight_decay=spec.weight_decay,
+        )
+        self._state = ShardedState(self.policy, self._optimizer, rank)
+        checkpoint, self.record = first_state(spec)
+        if checkpoint is not None:
+            self._state.load(checkpoint)
 
     def _load_reference(self) -> Any:
         spec = self.spec
@@ -67,45 +74,22 @@ class Learner:
             return None  # an adapter is switched off instead
         return load_reference(spec, self._device)
 
-    def _load(self) -> None:
-        spec = self.spec
-        self.state = first_state(spec)
-        checkpoint = self.state.checkpoint
-        self._policy = Policy(spec, checkpoint or Path(spec.model), self._device)
-        options: dict[str, Any] = {
-            "betas": (spec.beta1, spec.beta2),
-            "eps": spec.adam_epsilon,
-            "weight_decay": spec.weight_decay,
-        }
-        self._optimizer = torch.optim.AdamW(self._policy.trained, lr=spec.learning_rate, **options)
-        if checkpoint is not None:
-            stored = read_trainer_state(checkpoint)
-            if stored["master"] is not None:
-                self._policy.restore(stored["master"])
-            self._policy.restore_optimizer(self._optimizer, stored["optimizer"])
-            for group in self._optimizer.param_groups:
-                group.update(options)  # those of this run, and not of the one that wrote the checkpoint
-            if self.rank < len(stored["random"]):
-                restore_random_state(stored["random"][self.rank])
-
-    def catch_up(self) -> None:
-        """Load the newest checkpoint, where another process has written a newer one than this one's weights."""
-        newest = self.folder.newest()
-        if newest is not None and newest[1].number > self.state.version.number:
-            self._load()
+    @property
+    def version(self) -> PolicyVersion:
+        return self.record.version
 
     def check(self, batch: TrainingBatch, version: PolicyVersion) -> list[TrainedSequence]:
         """What a batch has to train, or why it cannot be trained now. Changes nothing."""
         if version.lineage != self.spec.lineage:
             raise BadInput(f"version {version} is of another lineage: this trainer's is {self.spec.lineage}")
-        if version.number != self.state.version.number + 1:
-            raise BadInput(f"version {version} does not follow {self.state.version}: train the batches in order")
+        if version.number != self.version.number + 1:
+            raise BadInput(f"version {version} does not follow {self.version}: train the batches in order")
         if batch.step != version.number:
             raise BadInput(f"batch {batch.step} cannot give version {version}: give batch {version.number}")
-        return trained_sequences(batch, self._advantages, self._policy.vocabulary, self._policy.longest)
+        return trained_sequences(batch, self._advantages, self.policy.vocabulary, self.policy.longest)
 
-    def train(self, path: Path, version: PolicyVersion) -> TrainReport:
-        """Train on a stored batch and write a checkpoint. A batch that `check` refuses changes nothing."""
+    def train(self, path: Path, version: PolicyVersion) -> None:
+        """Train on a stored batch; `record` says how. A batch that `check` refuses changes nothing."""
         began_s = time.perf_counter()
         batch = load_batch(path)
         sequences = self.check(batch, version)
@@ -115,83 +99,54 @@ class Learner:
         rate = learning_rate(self.spec, version.number)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        self.between_checkpoints = True
-        step = BatchStep(self._policy, self._optimizer, self._loss, self._reference, self.rank, number)
+        self.is_between_versions = True
+        step = BatchStep(self.policy, self._optimizer, self._loss, self._reference, self.rank, number)
         metrics, seconds = step.run(sequences)
         metrics["learning_rate"] = rate
         members = [member for group in batch.groups for member in group.members]
         metrics["truncated_share"] = sum(member.truncated for member in members) / len(members)
         metrics["tokens_per_s"] = sum(one.length for one in sequences) / (seconds["prox"] + seconds["train"])
-        written_s = time.perf_counter()
         seconds = {"load": loaded_s - began_s, **seconds}
-        path = self._write(CheckpointRecord(version.lineage, version.number, _digest(self._facts), metrics, seconds))
-        self.state = TrainerState(version, path)
-        self.between_checkpoints = False
-        seconds = {**seconds, "checkpoint": time.perf_counter() - written_s}
-        return TrainReport(self.state, metrics, seconds)
+        self.record = replace(self.record, number=version.number, metrics=metrics, seconds=seconds)
+        self.is_between_versions = False
 
-    def _write(self, record: CheckpointRecord) -> Path:
-        state = self._policy.state()
-        optimizer = self._policy.optimizer_state(self._optimizer)
-        random_states = [random_state()]
-        if self.spec.ranks > 1:
-            gathered: list[Any] = [None] * self.spec.ranks
-            dist.all_gather_object(gathered, random_states[0])
-            random_states = gathered
-        path = Path(self.spec.checkpoints)
-        if self.rank == 0:
+    def save(self, directory: Path) -> Future[Any]:
+        """Copy its shard to the host's memory, and begin to write it; the answer comes when all ranks have written."""
+        return self._state.save(directory)
 
-            def fill(directory: Path) -> None:
-                write_model(directory, self._policy, state)
-                write_trainer_state(directory, self._policy, state, optimizer, random_states)
+    def copied_weights(self) -> Weights:
+        """A copy in the type of the model's files; all ranks ask, the first gets it."""
+        return self.policy.copied_weights(self.publisher.dtype, self.rank)
 
-            path = self.folder.write(record, fill)
-        if self.spec.ranks > 1:
-            # No rank goes on before the checkpoint is on disk.
-            dist.barrier()
-        return path
-
-    def export_merged(self, directory: Path) -> None:
-        """Write the model with its adapter merged into it; the trained weights stay as they are."""
-        spec = self.spec
-        if not spec.lora_rank:
-            raise BadInput("no adapter is trained: each checkpoint is a whole model")
+    def export(self, directory: Path, weights: Weights) -> None:
+        """Write a copy of its weights as a model directory; an adapter is merged with the model."""
         if directory.exists():
             raise BadInput(f"{directory} exists: give another directory")
-        source = self.state.checkpoint
-        if source is None:
-            raise BadInput("there is no checkpoint yet: train a batch first")
-        plain = replace(spec, ranks=1, dtype="float32")
-        merged = Policy(plain, source, torch.device("cpu"))
+        if not self.spec.lora_rank:
+            write_model(directory, self.policy, weights)
+            return
+        plain = replace(self.spec, ranks=1, dtype="float32")
+        merged = Policy(plain, torch.device("cpu"))
+        merged.model.load_state_dict(weights, strict=False)
         merged.model = merged.model.merge_and_unload()
         merged.spec = replace(plain, lora_rank=0)
         tied = getattr(merged.model, "all_tied_weights_keys", None) or {}
-        state = {name: tensor for name, tensor in merged.model.state_dict().items() if name not in tied}
-        write_model(directory, merged, state)
+        write_model(directory, merged, {n: t for n, t in merged.model.state_dict().items() if n not in tied})
 
 
-def stored_report(folder: CheckpointFolder, version: PolicyVersion) -> TrainReport | None:
-    """The report of a batch that was trained already: its checkpoint has it."""
-    path = folder.find(version)
-    if path is None:
-        return None
-    record = read_record(path)
-    return TrainReport(TrainerState(version, path), record.metrics, record.seconds)
-
-
-def first_state(spec: TrainerSpec) -> TrainerState:
-    """Where a trainer begins, by the files there are."""
+def first_state(spec: TrainerSpec) -> tuple[Path | None, CheckpointRecord]:
+    """The checkpoint that a trainer begins with, by the files there are; None: with the model."""
     facts = model_facts(spec.model)
     if spec.kl_coefficient and spec.reference and model_facts(spec.reference) != facts:
         raise BadInput(f"reference {spec.reference} is of another model than {spec.model}: shape or tokenizer differ")
     newest = CheckpointFolder(Path(spec.checkpoints), spec.lineage, spec.keep_checkpoints).newest()
     checkpoint = newest[0] if newest else Path(spec.start) if spec.start else None
     if checkpoint is None:
-        return TrainerState(PolicyVersion(spec.lineage, 0))
+        return None, CheckpointRecord(spec.lineage, 0, _digest(facts))
     record = read_record(checkpoint)
     if record.model != _digest(facts):
         raise BadInput(f"checkpoint {checkpoint} is of another model than {spec.model}: shape or tokenizer differ")
-    return TrainerState(PolicyVersion(spec.lineage, record.number), checkpoint)
+    return checkpoint, replace(record, lineage=spec.lineage)
 
 
 def check_spec(spec: TrainerSpec) -> None:

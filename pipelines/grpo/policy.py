@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.training.trainer_spec import TrainerSpec
 from pipelines.grpo.model_loading import compute_dtype, load_model
 
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 # PEFT's name of the only adapter.
 _ADAPTER = "default"
 # Frozen weights, those below an adapter, never change.
-_FULL = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=True)
+_TRAINED_ONLY = StateDictOptions(ignore_frozen_params=True)
 
 
 def device_of(spec: TrainerSpec, rank: int) -> torch.device:
@@ -38,12 +30,7 @@ def device_of(spec: TrainerSpec, rank: int) -> torch.device:
 
 
 class Policy:
-    """The weights that are trained, and how they are read and restored.
-
-    Parameters
-    ----------
-    weights
-        Model directory, or the checkpoint of an adapter.
+    """The weights that are trained; those of the model's directory at first.
 
     Attributes
     ----------
@@ -53,16 +40,11 @@ class Policy:
         Number of token ids, and the most tokens of a sequence.
     """
 
-    def __init__(self, spec: TrainerSpec, weights: Path, device: torch.device) -> None:
+    def __init__(self, spec: TrainerSpec, device: torch.device) -> None:
         self.spec = spec
         self.device = device
-        adapter = weights if (weights / ADAPTER_WEIGHTS).exists() else None
-        if adapter and not spec.lora_rank:
-            raise BadInput(f"{weights} is a checkpoint of an adapter: set lora_rank as in its run")
         self._second_names: set[str] = set()
-        lora = bool(spec.lora_rank)
-        source = Path(spec.model) if adapter else weights
-        model = load_model(spec, source, device, partial(self._adapted, adapter), frozen=lora)
+        model = load_model(spec, Path(spec.model), device, self._adapted, frozen=bool(spec.lora_rank))
         self.vocabulary = int(model.config.vocab_size)
         self.longest = int(getattr(model.config, "max_position_embeddings", 1 << 30))
         if recomputes(spec, device):
@@ -72,27 +54,35 @@ class Policy:
         self.model: Any = model
         self.trained = [weight for weight in model.parameters() if weight.requires_grad]
 
-    def _adapted(self, stored: Path | None, model: Any) -> Any:
+    def _adapted(self, model: Any) -> Any:
         if self.spec.lora_rank:
-            model = with_adapter(model, self.spec, stored)
+            model = with_adapter(model, self.spec)
         whole = {name for name, _ in model.named_parameters()}
         # Tied weights have several names; sharded ones could not be told from others that are equal.
         self._second_names = {name for name, _ in model.named_parameters(remove_duplicate=False)} - whole
         return model
 
-    def state(self) -> dict[str, torch.Tensor]:
-        """The trained weights as a whole, float32, on the CPU, tied ones once; all ranks ask, the first gets them."""
-        state: dict[str, Any] = dict(get_model_state_dict(self.model, options=_FULL))
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Trained weights and buffers, tied ones once, as this rank holds them: shards where the model is sharded."""
+        state: dict[str, Any] = dict(get_model_state_dict(self.model, options=_TRAINED_ONLY))
         return {name: tensor for name, tensor in state.items() if name not in self._second_names}
 
-    def restore(self, state: dict[str, Any]) -> None:
-        set_model_state_dict(self.model, state, options=StateDictOptions(full_state_dict=True, strict=False))
+    @torch.no_grad()
+    def copied_weights(self, dtype: torch.dtype | None, rank: int) -> dict[str, torch.Tensor]:
+        """A copy in the host's memory, gathered tensor by tensor; all ranks ask, the first gets it.
 
-    def optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-        return dict(get_optimizer_state_dict(self.model, optimizer, options=_FULL))
-
-    def restore_optimizer(self, optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-        set_optimizer_state_dict(self.model, optimizer, state, options=StateDictOptions(full_state_dict=True))
+        Parameters
+        ----------
+        dtype
+            Of the copies of weights; None: as they are.
+        """
+        copies = {}
+        for name, held in self.weights().items():
+            whole: torch.Tensor = held.full_tensor() if hasattr(held, "full_tensor") else held
+            if rank == 0:
+                cast = whole.to(dtype) if dtype is not None and whole.is_floating_point() else whole
+                copies[name] = torch.empty_like(cast, device="cpu").copy_(cast)
+        return copies
 
     @contextmanager
     def without_adapter(self) -> Iterator[Any]:
@@ -116,13 +106,11 @@ def recomputes(spec: TrainerSpec, device: torch.device) -> bool:
     return device.type == "cuda" or compute_dtype(spec) != torch.float32
 
 
-def with_adapter(model: Any, spec: TrainerSpec, stored: Path | None) -> Any:
-    """The model with a new adapter, or with a stored one, that is trained in its place."""
-    from peft import LoraConfig, PeftModel, get_peft_model
+def with_adapter(model: Any, spec: TrainerSpec) -> Any:
+    """The model with a new adapter that is trained in its place."""
+    from peft import LoraConfig, get_peft_model
     from peft.tuners.lora import LoraLayer
 
-    if stored is not None:
-        return PeftModel.from_pretrained(model, stored, is_trainable=True, low_cpu_mem_usage=True)
     targets: Any = spec.lora_targets
     if targets != "all-linear":
         targets = targets.split(",")

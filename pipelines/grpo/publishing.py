@@ -1,54 +1,61 @@
-"""A checkpoint becomes a version in the weight store: its files are read, not the weights in training."""
+"""A copy of weights becomes a version in the weight store, or one that is broadcast, while training goes on."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import cached_property
 from pathlib import Path
 
-from heddle_dask.core.errors import BadInput
+import torch
+
 from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.weights.adapters import merged
 from heddle_dask.weights.manifest import AdapterFacts
 from heddle_dask.weights.model_directory import model_facts, weight_files, weights_digest
 from heddle_dask.weights.store import WeightStore
 from heddle_dask.weights.tensor_files import RawTensor, read_tensors
-from pipelines.grpo.policy import ADAPTER_WEIGHTS
+from pipelines.grpo.model_files import Weights, raw_tensors
+from pipelines.grpo.model_loading import stored_dtype
+from pipelines.grpo.policy import Policy
 
 
-def publish(model: Path, weights: Path, version: PolicyVersion, store: str) -> str:
-    """Write weights into the store; returns the URI of the manifest. Writing the same again changes nothing.
+class Publisher:
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._model = Path(policy.spec.model)
 
-    For a broadcast only the manifest is written, and an adapter is merged here: the receivers take whole weights.
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """In which weights are published: that of the model's files; None: as they are trained, for an adapter."""
+        return None if self._policy.spec.lora_rank else stored_dtype(self._model)
 
-    Parameters
-    ----------
-    model
-        Model directory of the run: shape and tokenizer, and what an adapter is added to.
-    weights
-        A checkpoint, or the model directory itself.
-    """
-    place = WeightStore(store)
-    if place.is_broadcast:
-        return place.write_manifest(version, whole_weights(model, weights), model_facts(model))
-    adapter = _adapter(model, weights) if (weights / ADAPTER_WEIGHTS).exists() else None
-    return place.write(version, _stored(weights), model_facts(model), adapter=adapter)
+    def publish(self, weights: Weights, version: PolicyVersion, store: str) -> str:
+        """Write weights into the store; returns the URI of the manifest.
 
+        A version that is there stays: engines may have it. For a broadcast only the manifest is written.
+        """
+        place = WeightStore(store)
+        if place.is_broadcast:
+            return place.write_manifest(version, self.whole(weights), model_facts(self._model))
+        if place.manifest(version) is not None:
+            return place.manifest_uri(version)
+        return place.write(version, self._raw(weights), model_facts(self._model), adapter=self._adapter)
 
-def whole_weights(model: Path, weights: Path) -> Iterator[RawTensor]:
-    """All tensors of a checkpoint; an adapter is merged with the model."""
-    if not (weights / ADAPTER_WEIGHTS).exists():
-        return _stored(weights)
-    adapter = {tensor.name: tensor for tensor in _stored(weights)}
-    return merged(_stored(model), adapter, _adapter(model, weights))
+    def whole(self, weights: Weights) -> Iterable[RawTensor]:
+        """All tensors of the model, as a broadcast sends them; an adapter is merged with the model's files."""
+        if self._adapter is None:
+            return self._raw(weights)
+        return merged(self._stored(), {tensor.name: tensor for tensor in self._raw(weights)}, self._adapter)
 
+    def _raw(self, weights: Weights) -> list[RawTensor]:
+        return raw_tensors(self._policy, weights)
 
-def _stored(directory: Path) -> Iterator[RawTensor]:
-    return (tensor for file in weight_files(directory) for tensor in read_tensors(file))
+    def _stored(self) -> Iterator[RawTensor]:
+        return (tensor for file in weight_files(self._model) for tensor in read_tensors(file))
 
-
-def _adapter(model: Path, weights: Path) -> AdapterFacts:
-    config = json.loads((weights / "adapter_config.json").read_text(encoding="utf-8"))
-    if config.get("use_rslora") or config.get("use_dora"):
-        raise BadInput(f"the adapter of {weights} is not a plain LoRA: it cannot be published")
-    return AdapterFacts(int(config["r"]), config["lora_alpha"] / config["r"], weights_digest(model))
+    @cached_property
+    def _adapter(self) -> AdapterFacts | None:
+        spec = self._policy.spec
+        if not spec.lora_rank:
+            return None
+        return AdapterFacts(spec.lora_rank, spec.lora_alpha / spec.lora_rank, weights_digest(self._model))

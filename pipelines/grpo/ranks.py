@@ -5,27 +5,45 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import PolicyVersion
-from heddle_dask.training.trainer import TrainReport
+from heddle_dask.training.batch_files import batch_path
+from heddle_dask.training.trainer import TrainerState, TrainReport
 from heddle_dask.training.trainer_spec import TrainerSpec
+from pipelines.grpo.checkpoint_folder import CheckpointFolder, CheckpointRecord
+from pipelines.grpo.checkpoint_writer import CheckpointWriter
 from pipelines.grpo.learner import Learner, check_spec
+from pipelines.grpo.model_files import Weights, write_model
 from pipelines.grpo.policy import device_of
+
+Order = tuple[Literal["train"], str, PolicyVersion] | tuple[Literal["copy"]] | tuple[Literal["save"], str]
+"""What all ranks do together."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedWeights:
+    """A copy of all trained weights in the host's memory, and whose they are."""
+
+    record: CheckpointRecord
+    weights: Weights
+
 
 _JOIN = timedelta(minutes=10)
 
 
 class Ranks:
-    """A learner, and the same in every other rank.
+    """A learner, and the same in every other rank. For one thread, but for `state`.
 
     Parameters
     ----------
@@ -35,11 +53,14 @@ class Ranks:
 
     def __init__(self, spec: TrainerSpec, meeting: Path) -> None:
         check_spec(spec)
+        self._spec = spec
         self._orders: list[Connection] = []
         if spec.ranks > 1:
             self._start_others(spec, meeting)
             join(spec, 0, meeting)
         self.learner = Learner(spec)
+        self._folder = CheckpointFolder(Path(spec.checkpoints), spec.lineage, spec.keep_checkpoints)
+        self._writer = CheckpointWriter(self._folder, spec.checkpoint_every_s)
 
     def _start_others(self, spec: TrainerSpec, meeting: Path) -> None:
         context = multiprocessing.get_context("spawn")
@@ -54,11 +75,92 @@ class Ranks:
         # A rank that is gone never comes back, and the others would wait for it: all end, and are started anew.
         threading.Thread(target=lambda: (wait(ends), os._exit(1)), daemon=True).start()
 
+    @property
+    def state(self) -> TrainerState:
+        newest = self._folder.newest()
+        checkpoint = newest[0] if newest else Path(self._spec.start) if self._spec.start else None
+        return TrainerState(self.learner.version, checkpoint, self._folder.oldest_number)
+
     def train(self, batch: Path, version: PolicyVersion) -> TrainReport:
+        """Train on a batch, after those since the newest checkpoint; one that was trained is only reported."""
+        if version != self.learner.version:
+            self._catch_up(batch.parent, version.number - 1)
+            self._train(batch, version)
+        record = self.learner.record
+        return TrainReport(self.state, record.metrics, record.seconds)
+
+    def _catch_up(self, batches: Path, number: int) -> None:
+        """Train the stored batches up to this number again: what an earlier process trained, or was told to."""
+        for step in range(self.learner.version.number + 1, number + 1):
+            path = batch_path(batches, step)
+            if not path.exists():
+                return  # the learner says what it lacks
+            print(f"trains batch {step} again: it is in no checkpoint", flush=True)
+            self._train(path, PolicyVersion(self._spec.lineage, step))
+
+    def _train(self, batch: Path, version: PolicyVersion) -> None:
+        self._writer.check()
+        self._tell(("train", str(batch), version))
+        self.learner.train(batch, version)
+        if self._writer.is_due():
+            self._save()
+
+    def _save(self) -> None:
+        began_s = time.perf_counter()
+        learner = self.learner
+        directory = self._folder.begin(learner.record)
+        self._tell(("save", str(directory)))
+        self._writer.begins(learner.record, learner.save(directory))
+        # What is left to do is done beside the next steps.
+        seconds = {**learner.record.seconds, "checkpoint": time.perf_counter() - began_s}
+        learner.record = replace(learner.record, seconds=seconds)
+
+    def save(self, *, model: bool) -> TrainerState:
+        """Write a checkpoint of what it has, and its model directory, unless they are there; then both are on disk."""
+        self._writer.wait()
+        newest, version = self._folder.newest(), self.learner.version
+        if version.number and (newest is None or newest[1].version != version):
+            self._save()
+            self._writer.wait()
+        if model and version.number and not self._folder.has_model(version):
+            self.write_model(self._copied())
+        return self.state
+
+    def weights_of(self, version: PolicyVersion) -> CopiedWeights | None:
+        """A copy of these weights, after the stored batches that give them; None: it has newer ones.
+
+        Raises
+        ------
+        BadInput
+            It cannot have them.
+        """
+        learner = self.learner
+        if version.lineage == learner.version.lineage and version.number < learner.version.number:
+            return None
+        if self._spec.batches:
+            self._catch_up(Path(self._spec.batches), version.number)
+        if version != learner.version:
+            raise BadInput(f"version {version} cannot be published: this trainer has {learner.version}")
+        return self._copied()
+
+    def _copied(self) -> CopiedWeights:
+        self._tell(("copy",))
+        return CopiedWeights(self.learner.record, self.learner.copied_weights())
+
+    def write_model(self, copied: CopiedWeights) -> None:
+        """Keep weights as a model directory; may run beside everything else."""
+        policy = self.learner.policy
+        self._folder.write_model(copied.record, lambda path: write_model(path, policy, copied.weights))
+
+    def export(self, directory: Path) -> None:
+        self.learner.export(directory, self._copied().weights)
+
+    def keep_best(self, version: PolicyVersion, reward: float) -> Path:
+        return self._folder.keep_best(version, reward)
+
+    def _tell(self, order: Order) -> None:
         for orders in self._orders:
-            orders.send((str(batch), version))
-        self.learner.catch_up()
-        return self.learner.train(batch, version)
+            orders.send(order)
 
 
 def join(spec: TrainerSpec, rank: int, meeting: Path) -> None:
@@ -66,7 +168,7 @@ def join(spec: TrainerSpec, rank: int, meeting: Path) -> None:
     # The ranks of one trainer are on one machine.
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        "nccl" if device_of(spec, rank).type == "cuda" else "gloo",
+        "cpu:gloo,cuda:nccl" if device_of(spec, rank).type == "cuda" else "gloo",
         init_method=meeting.absolute().as_uri(),
         rank=rank,
         world_size=spec.ranks,
@@ -83,15 +185,20 @@ def follow(mapping: dict[str, Any], rank: int, meeting: str, orders: Connection)
     _obey(learner, orders.recv)
 
 
-def _obey(learner: Learner, next_order: Callable[[], Any]) -> None:
+def _obey(learner: Learner, next_order: Callable[[], Order]) -> None:
     while True:
         try:
-            batch, version = next_order()
+            order = next_order()
         except EOFError:
             return
-        learner.catch_up()
         try:
-            learner.train(Path(batch), version)
+            match order:
+                case "train", batch, version:
+                    learner.train(Path(batch), version)
+                case "save", directory:
+                    learner.save(Path(directory))
+                case _:
+                    learner.copied_weights()
         except BadInput:
             continue  # the first rank says so
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,24 +29,31 @@ RULE = BatchRule(1, StalenessBound(3, "cancel", 2))
 
 @dataclass
 class StoredTrainer:
-    """A trainer whose newest checkpoint has `number` steps; it never has to train."""
+    """A trainer whose newest checkpoint has `number` steps; it trains what it is given."""
 
     lineage: str
     number: int
+    trained: list[tuple[str, int]]
 
     async def state(self) -> TrainerState:
         checkpoint = Path("checkpoints") / f"step-{self.number:06d}"
         return TrainerState(PolicyVersion(self.lineage, self.number), checkpoint)
 
     async def train(self, batch: Path, version: PolicyVersion) -> TrainReport:
-        assert version == PolicyVersion(self.lineage, self.number)
+        self.trained.append((batch.name, version.number))
+        self.number = version.number
         return TrainReport(await self.state(), {"loss": 0.25}, {"train": 2.0})
 
-    async def publish(self, version: PolicyVersion, store: str) -> str:
+    async def publish(
+        self, version: PolicyVersion, store: str, copied: Callable[[], None] = print, *, evaluated: bool = False
+    ) -> str:
         raise AssertionError("the loop publishes")
 
     async def keep_best(self, version: PolicyVersion, reward: float) -> None:
         raise AssertionError("the loop evaluates")
+
+    async def save(self) -> TrainerState:
+        raise AssertionError("the loop ends")
 
     async def close(self) -> None:
         pass
@@ -67,12 +75,14 @@ def _directory(path: Path, *, formed: int, trained: int, published: int) -> Trai
     return directory
 
 
-def _go_on(directory: TrainingDirectory, checkpoint: int) -> tuple[OpenedTraining, list[tuple[str, str]]]:
+def _go_on(
+    directory: TrainingDirectory, checkpoint: int, trained: list[tuple[str, int]] | None = None
+) -> tuple[OpenedTraining, list[tuple[str, str]]]:
     opened: list[tuple[str, str]] = []
 
     async def open_trainer(lineage: str, start: str) -> StoredTrainer:
         opened.append((lineage, start))
-        return StoredTrainer(lineage, checkpoint)
+        return StoredTrainer(lineage, checkpoint, [] if trained is None else trained)
 
     store = WeightStore(str(directory.weights))
     gone_on = asyncio.run(go_on(directory, RULE, store, open_trainer, directory.path / "no.journal"))
@@ -98,15 +108,35 @@ def test_a_step_whose_checkpoint_was_not_logged_is_done_and_is_logged_now(tmp_pa
     assert (row["step"], row["trainer"], row["seconds"]["train"]) == (3, {"loss": 0.25}, 2.0)
 
 
-@pytest.mark.parametrize(("trained", "published"), [(2, 2), (1, 2), (2, 0)])
-def test_an_older_checkpoint_begins_another_line_of_training(tmp_path: Path, trained: int, published: int) -> None:
+def test_steps_after_the_newest_checkpoint_are_done_again_and_logged_once(tmp_path: Path) -> None:
+    directory = _directory(tmp_path, formed=4, trained=3, published=2)
+    trained: list[tuple[str, int]] = []
+    opened, trainers = _go_on(directory, checkpoint=1, trained=trained)
+    assert trained == [("step-000003.npz", 3)], "the trainer itself trains those between"
+    assert (opened.lineage, opened.start.trained, trainers) == ("a", 3, [("a", "")])
+    assert [row["step"] for row in read_lines(directory.metrics)] == [1, 2, 3]
+    assert opened.samples.open_batches == (batch_path(directory.batches, 4),)
+
+
+def test_a_step_that_was_done_again_and_was_not_logged_is_logged(tmp_path: Path) -> None:
+    directory = _directory(tmp_path, formed=3, trained=3, published=2)
+    directory.forget_after(2)
+    _go_on(directory, checkpoint=1)
+    assert [row["step"] for row in read_lines(directory.metrics)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("trained", "published"), [(2, 2), (2, 0)])
+def test_an_older_checkpoint_without_its_batches_begins_another_line_of_training(
+    tmp_path: Path, trained: int, published: int
+) -> None:
     directory = _directory(tmp_path, formed=2, trained=trained, published=published)
+    batch_path(directory.batches, 2).unlink()
     opened, trainers = _go_on(directory, checkpoint=1)
     assert (opened.lineage, opened.start.trained) == ("a.2", 1)
     assert trainers == [("a", ""), ("a.2", "checkpoints/step-000001")]
-    # Step 2 is done again, with the same batch.
+    # Step 2 is done again, with another batch.
     assert [row["step"] for row in read_lines(directory.metrics)] == [1]
-    assert opened.samples.open_batches == (batch_path(directory.batches, 2),)
+    assert opened.samples.open_batches == () and opened.samples.buffer.next_step == 2
     # A crash before the first checkpoint of the new line: it is gone on with.
     again, trainers = _go_on(directory, checkpoint=1)
     assert again.lineage == "a.2"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sys
 from dataclasses import replace
@@ -29,7 +30,7 @@ from heddle_dask.training.batch_files import batch_path, save_batch
 from heddle_dask.training.trainer import Trainer
 from heddle_dask.training.trainer_spec import TrainerSpec
 from heddle_dask.weights.store import read_manifest
-from pipelines.grpo.learner import Learner
+from pipelines.grpo.ranks import Ranks
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(560)]
@@ -102,10 +103,10 @@ def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,6")  # which are not there: it trains on CPUs
     torch.set_num_threads(1)
     spec = TrainerSpec(str(AGENT), str(tmp_path / "checkpoints"), "a", learning_rate=1e-5, adam_epsilon=1e-3, ranks=2)
-    alone = Learner(replace(spec, checkpoints=str(tmp_path / "alone"), ranks=1))
+    alone = Ranks(replace(spec, checkpoints=str(tmp_path / "alone"), ranks=1), tmp_path / "meeting")
     batches = [store(tmp_path / "batches", number) for number in (1, 2, 3)]
     expected = [alone.train(path, version(number)) for number, path in enumerate(batches, 1)]
-    assert alone.state.checkpoint is not None
+    alone.save(model=True)
 
     lines: list[str] = []
 
@@ -122,8 +123,9 @@ def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(
             trainer: Trainer = remote
             assert (await trainer.state()).version == version(0)
             assert gpus_of(await remote.process_id()) == "4,5"
+            shutil.copy(batches[1], tmp_path / batches[1].name)
             with pytest.raises(BadInput, match="does not follow a:0"):
-                await trainer.train(batches[1], version(2))
+                await trainer.train(tmp_path / batches[1].name, version(2))
             first = await trainer.train(batches[0], version(1))
             assert first.metrics["loss"] == pytest.approx(expected[0].metrics["loss"], rel=1e-3)
             assert first.metrics["tokens"] == expected[0].metrics["tokens"]
@@ -154,15 +156,36 @@ def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(
                 await asyncio.sleep(0.1)
             kill(worker_process("trainer-0").pid)
             last = await third
-            assert last.state.checkpoint is not None and alone.state.checkpoint is not None
-            check_weights(last.state.checkpoint, alone.state.checkpoint)
+            assert last.state.checkpoint is None, "its time has not come: batches 1 and 2 were trained again"
 
-            manifest = read_manifest(await trainer.publish(version(3), str(tmp_path / "weights")))
+            # Weights are published while the next batch is trained, and are those from before it.
+            copied = asyncio.Event()
+            publication = trainer.publish(version(3), str(tmp_path / "weights"), copied.set, evaluated=True)
+            published = asyncio.ensure_future(publication)
+            await copied.wait()
+            fourth = asyncio.ensure_future(trainer.train(store(tmp_path / "batches", 4), version(4)))
+            manifest = read_manifest(str(await published))
             assert manifest.version == version(3)
+            assert (await fourth).state.version == version(4)
+            assert await trainer.publish(version(3), str(tmp_path / "other"), copied.set) is None
             with pytest.raises(BadInput, match="cannot be published"):
-                await trainer.publish(version(4), str(tmp_path / "weights"))
-            await trainer.keep_best(version(2), 0.7)
+                await trainer.publish(version(5), str(tmp_path / "weights"), copied.set)
+            await trainer.keep_best(version(3), 0.7)
+            checkpoints = tmp_path / "checkpoints"
+            check_weights(checkpoints / "models" / "step-000003", tmp_path / "alone" / "models" / "step-000003")
+            saved = await trainer.save()
+            assert saved.checkpoint == checkpoints / "step-000004"
+            assert {path.name for path in saved.checkpoint.glob("__*")} == {"__0_0.distcp", "__1_0.distcp"}
             await trainer.close()
+
+            # One rank goes on from the shards of two.
+            single = RemoteTrainer(client, replace(spec, ranks=1))
+            assert (await single.state()).version == version(4)
+            await single.export(tmp_path / "single")
+            exact = load_file(tmp_path / "single" / "model.safetensors")
+            kept = load_file(checkpoints / "models" / "step-000004" / "model.safetensors")
+            assert all(torch.equal(tensor, exact[name]) for name, tensor in kept.items())
+            await single.close()
 
     run(body(), hang_s=400)
 

@@ -24,10 +24,13 @@ from worlds.live_world import control_lines
 from heddle_dask.core import commands as cmd
 from heddle_dask.core import events as ev
 from heddle_dask.core.journal_codec import decode
+from heddle_dask.records.journal import JournalReader
 from heddle_dask.training.batch_files import load_batch
+from heddle_dask.training.buffer_events import BatchFormed, GroupAccepted, event_from_body
 from heddle_dask.training.json_lines import read_lines
 from heddle_dask.training.plan import ASYNC_ALPHA
 from heddle_dask.training.run_directory import TrainingDirectory
+from heddle_dask.training.stored_samples import BUFFER_LOG
 from heddle_dask.weights.store import WeightStore
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -126,8 +129,8 @@ def test_a_training_survives_the_death_of_its_trainer_and_its_driver(training: T
     training.wait_until(lambda: len(training.rows()) >= 2, driver)
     _process_of(driver, "pipelines.grpo").kill()
     directory = training.directory
-    # The checkpoint is on disk, and its weights are being published.
-    training.wait_until(lambda: (directory.checkpoints / "step-000003").exists(), driver)
+    training.wait_until(lambda: len(training.rows()) >= 3, driver)
+    assert not directory.checkpoints.exists(), "its time has not come: batches are what there is to go on from"
     driver.kill()
     training.end(driver)
 
@@ -137,6 +140,10 @@ def test_a_training_survives_the_death_of_its_trainer_and_its_driver(training: T
     code, _ = training.end(driver)
     told = (training.folder / "stderr.txt").read_text()
     assert code == 130, told
+    assert "the trainer goes on from step 0, its newest checkpoint" in told
+    stopped = len(training.rows())
+    assert (directory.checkpoints / f"step-{stopped:06d}" / "trainer.json").exists()
+    assert (directory.checkpoints / "models" / f"step-{stopped:06d}" / "model.safetensors").exists()
     assert "go on by the same command with --resume" in told
 
     assert "dashboard:" not in told
@@ -148,7 +155,7 @@ def test_a_training_survives_the_death_of_its_trainer_and_its_driver(training: T
     assert (result["steps"], result["samples"]) == (STEPS, STEPS * GROUPS * SAMPLES)
     assert result["reward_before"] is not None
     assert result["reward_after"] is not None
-    _check_steps(training)
+    _check_steps(training, stopped)
     _check_affinity(directory.rollout)
 
 
@@ -174,20 +181,31 @@ def _check_affinity(out: Path) -> None:
     assert ran["flip", "A"] > 2 * ran["flip", "B"], ran
 
 
-def _check_steps(training: Training) -> None:
+def _check_steps(training: Training, stopped: int) -> None:
     """Each step once, no sample twice or too old, weights of one line of training that grow."""
     directory = training.directory
     rows = training.rows()
     assert [row["step"] for row in rows] == list(range(1, STEPS + 1))
     assert len({row["lineage"] for row in rows}) == 1
     assert all(int(age) <= ASYNC_ALPHA for row in rows for age in row["staleness"])
+    members: dict[str, tuple[str, ...]] = {}
     used: list[str] = []
-    for path in sorted(directory.batches.glob("step-*.npz")):
-        batch = load_batch(path)
-        assert len(batch.groups) == GROUPS
-        assert all(member.turn_rewards == (member.reward,) for group in batch.groups for member in group.members)
-        used += [member.trajectory_id for group in batch.groups for member in group.members]
+    for record in list(JournalReader(directory.path / BUFFER_LOG))[1:]:
+        event = event_from_body(record.kind, record.body)
+        if isinstance(event, GroupAccepted):
+            members[event.group.group_id] = event.group.trajectory_ids
+        if isinstance(event, BatchFormed):
+            assert len(event.group_ids) == GROUPS
+            used += [name for group_id in event.group_ids for name in members[group_id]]
+    for path in directory.batches.glob("step-*.npz"):
+        every = [member for group in load_batch(path).groups for member in group.members]
+        assert all(member.turn_rewards == (member.reward,) for member in every)
     assert len(used) == len(set(used)) == STEPS * GROUPS * SAMPLES
+    # The stop wrote a checkpoint: nothing needs the batches before it any more.
+    assert [path.name for path in sorted(directory.batches.glob("step-*.npz"))] == [
+        f"step-{number:06d}.npz" for number in range(stopped + 1, STEPS + 1)
+    ]
+    assert f"step-{STEPS:06d}" in {path.name for path in (directory.checkpoints / "models").iterdir()}
     newest = WeightStore(str(directory.weights)).newest(rows[0]["lineage"])
     assert newest is not None
     assert newest.version.number == STEPS

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 from worlds.training_builders import finished_group, trained_record
@@ -31,6 +32,7 @@ from heddle_dask.live.wire.envelopes import UNSTAMPED, Report
 from heddle_dask.live.wire.training_messages import EngineWeightState, WeightStatus
 from heddle_dask.training.batch_files import batch_path, load_batch
 from heddle_dask.training.groups import GroupPlan
+from heddle_dask.training.json_lines import read_lines
 from heddle_dask.training.loop import LoopStart
 from heddle_dask.training.plan import plan_of_mode
 from heddle_dask.training.run_directory import TrainingDirectory
@@ -168,6 +170,69 @@ def test_a_switch_goes_on_without_an_engine_that_does_not_finish(
         return
     asyncio.run(switching)
     assert len([note for note in notes if said in note]) == 1
+
+
+class Overlapping:
+    """A trainer whose publications end when the next batch is being trained."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.log: list[str] = []
+        self.training = asyncio.Event()
+
+    async def state(self) -> TrainerState:
+        return TrainerState(PolicyVersion("a", self.number), None, max(0, self.number - 1))
+
+    async def train(self, batch: Path, version: PolicyVersion) -> TrainReport:
+        self.log.append(f"train {version.number}")
+        self.training.set()
+        await asyncio.sleep(0)
+        self.number = version.number
+        return TrainReport(await self.state(), {"loss": 0.5}, {"train": 1.0})
+
+    async def publish(
+        self, version: PolicyVersion, store: str, copied: Callable[[], None] = print, *, evaluated: bool = False
+    ) -> str | None:
+        self.log.append(f"publish {version.number}")
+        self.training.clear()
+        copied()
+        if version.number < 3:
+            await self.training.wait()
+        self.log.append(f"published {version.number}")
+        return store
+
+    async def keep_best(self, version: PolicyVersion, reward: float) -> None:
+        raise AssertionError("nothing is evaluated")
+
+    async def save(self) -> TrainerState:
+        self.log.append("save")
+        return await self.state()
+
+    async def close(self) -> None:
+        pass
+
+
+def test_a_training_goes_on_while_weights_are_published_and_forgets_batches(tmp_path: Path) -> None:
+    trainer = Overlapping()
+    parts = Mock(spec=TrainingParts, lineage="a", plan=plan_of_mode("async", steps=3, alpha=3), trainer=trainer)
+    parts.evaluation, parts.trackers, parts.decode = None, (), str
+    parts.mismatch.judge.return_value = ""
+    parts.directory = TrainingDirectory(tmp_path)
+    parts.store.manifest.return_value = None
+    parts.feed.follow = AsyncMock(side_effect=asyncio.Event().wait)
+    parts.feed.wasted_tokens, parts.feed.mix_sampled, parts.feed.generated_tokens = {}, {}, 0
+    for name in ("switch", "in_use"):
+        setattr(parts.control, name, AsyncMock(return_value=set()))
+    with StoredSamples.create(tmp_path, BatchRule(1, StalenessBound(3, "cancel", 2)), "a") as samples:
+        parts.intake = SampleIntake(samples, "a")
+        for number in range(3):
+            parts.intake.accepts(finished_group(f"g{number}"))
+        ended = asyncio.run(LiveTraining(parts, LoopStart()).run())
+    assert (ended.trained, ended.stopped) == (3, False)
+    assert trainer.log[:4] == ["train 1", "publish 1", "train 2", "published 1"]
+    assert trainer.log[-1] == "save"
+    assert [row["step"] for row in read_lines(parts.directory.metrics)] == [1, 2, 3]
+    assert [path.name for path in (tmp_path / "batches").iterdir()] == ["step-000003.npz"]
 
 
 def test_a_row_says_what_a_step_was_trained_on(tmp_path: Path) -> None:

@@ -43,12 +43,12 @@ class Recorder(torch.optim.SGD):
 @pytest.fixture(scope="module")
 def packing() -> Policy:
     torch.set_num_threads(1)
-    return Policy(SPEC, AGENT, CPU)
+    return Policy(SPEC, CPU)
 
 
 @pytest.fixture(scope="module")
 def padding() -> Policy:
-    return Policy(replace(SPEC, packed=False), AGENT, CPU)
+    return Policy(replace(SPEC, packed=False), CPU)
 
 
 def gradient(policy: Policy, batch: TrainingBatch, **changed: Any) -> torch.Tensor:
@@ -177,7 +177,7 @@ def _sequence(number: int, length: int) -> TrainedSequence:
 
 
 def test_several_steps_clip_around_the_policy_before_the_batch(packing: Policy) -> None:
-    policy = Policy(replace(SPEC, parts=2, passes=3, clip_low=0.0, clip_high=0.0), AGENT, CPU)
+    policy = Policy(replace(SPEC, parts=2, passes=3, clip_low=0.0, clip_high=0.0), CPU)
     optimizer = torch.optim.AdamW(policy.trained, lr=1e-3)
     step = BatchStep(policy, optimizer, decoupled_clipped_loss, None, 0, 0)
     metrics, _ = step.run(sequences_of(training_batch(1, [[12, 30, 9], [17, 8, 25]])))

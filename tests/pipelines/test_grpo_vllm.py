@@ -24,7 +24,6 @@ from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import VllmOptions
 from heddle_dask.training.trainer_spec import TrainerSpec
 from pipelines.grpo.learner import Learner
-from pipelines.grpo.publishing import publish
 from pipelines.grpo.sequences import TrainedSequence
 from pipelines.grpo.token_logprobs import token_logprobs
 
@@ -38,7 +37,7 @@ ADAPTER = PolicyVersion("adapter", 1)
 
 @dataclass(frozen=True)
 class Served:
-    """A checkpoint of a trainer, and the engine that serves it."""
+    """The weights of a trainer, and the engine that serves them."""
 
     learner: Learner
     checkpoint: Path
@@ -51,8 +50,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     torch.set_num_threads(1)
     learner = Learner(TrainerSpec(str(AGENT), str(folder / "checkpoints"), "a", learning_rate=1e-5))
     learner.train(stored_batch(folder, 1), PolicyVersion("a", 1))
-    checkpoint = learner.state.checkpoint
-    assert checkpoint is not None
+    checkpoint = folder / "model"
+    learner.export(checkpoint, learner.copied_weights())
     spec = EngineSpec(
         "vllm",
         str(checkpoint),
@@ -115,7 +114,7 @@ def test_engine_and_trainer_agree_on_logprobs_at_both_temperatures(served: Serve
         async with EngineClient(served.process.address) as client:
             return (await sampled(client, served.checkpoint))[0]
 
-    found = differences(served.learner._policy.model, asyncio.run(scenario()), packed=True)
+    found = differences(served.learner.policy.model, asyncio.run(scenario()), packed=True)
     print(f"{len(found)} tokens, largest difference {found.max():.1e}")
     assert found.max() < 1e-4
 
@@ -128,8 +127,7 @@ def test_an_engine_with_a_published_adapter_agrees_with_the_merged_model(served:
     )
     learner = Learner(spec)
     learner.train(stored_batch(tmp_path, 1, lineage=ADAPTER.lineage), ADAPTER)
-    assert learner.state.checkpoint is not None
-    uri = publish(served.checkpoint, learner.state.checkpoint, ADAPTER, str(tmp_path / "store"))
+    uri = learner.publisher.publish(learner.copied_weights(), ADAPTER, str(tmp_path / "store"))
     copies = NodeWeightsDirectory(tmp_path / "node", base, "float32")
 
     async def scenario() -> tuple[list[TrainedSequence], set[PolicyVersion]]:
@@ -141,7 +139,7 @@ def test_an_engine_with_a_published_adapter_agrees_with_the_merged_model(served:
 
     sequences, versions = asyncio.run(scenario())
     assert versions == {ADAPTER}
-    learner.export_merged(tmp_path / "merged")
+    learner.export(tmp_path / "merged", learner.copied_weights())
     merged, plain = (
         AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         for path in (tmp_path / "merged", served.checkpoint)

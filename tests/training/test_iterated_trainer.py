@@ -57,7 +57,7 @@ def test_the_next_batch_says_that_the_one_before_is_trained(tmp_path):
             assert report.metrics == {"loss": float(number)}
             assert report.state.checkpoint == tmp_path / f"step-{number}"
             assert await trainer.state() == report.state
-            assert await trainer.publish(report.state.version, "store") == f"store/{number}"
+            assert await trainer.publish(report.state.version, "store", lambda: None) == f"store/{number}"
             await trainer.keep_best(report.state.version, 0.5 * number)
         again = await trainer.train(paths[1], PolicyVersion("a", 2))  # as after a crash of the loop
         assert again.state.version == PolicyVersion("a", 2)
@@ -131,7 +131,7 @@ version = PolicyVersion("a", 1)
 async def train(trainer):
     patience = trainer_patience.TrainerPatience(lambda line: None, lambda: trainer.doing)
     patience._longest_s.update(train=0.0, publish=0.0)  # it has answered before
-    await patience.of("publish", trainer.publish(version, "store"))
+    await patience.of("publish", trainer.publish(version, "store", lambda: None))
     await patience.of("train", trainer.train(batch_path(Path({str(tmp_path)!r}), 1), version))
 for save, publish in ((hang, lambda *_: "uri"), (lambda _: Path(), hang)):
     trainer = IteratedTrainer(PolicyVersion("a", 0), save, publish)

@@ -277,3 +277,4 @@ def _check(loop: TrainingLoop, command: LoopCommand, open_answers: list[LoopEven
                 assert loop.formed == loop.opened
         case PublishVersion(number):
             assert number == loop.trained
+            assert StepTrained(number + 1) not in open_answers, "its weights are those of no version"

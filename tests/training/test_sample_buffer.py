@@ -170,6 +170,18 @@ def test_a_group_is_taken_once_however_often_it_is_delivered():
     assert isinstance(buffer.draw(), BatchWaits)
 
 
+def test_groups_of_long_ago_are_forgotten_when_they_would_be_too_old_in_any_case():
+    buffer = make(groups=1, alpha=1)
+    for number in range(30):
+        buffer.offer(buffered(f"g{number}", number))
+        buffer.offer(buffered(f"extra{number}", number))  # evicted when it is too old
+        formed(buffer)
+        buffer.trained(buffer.next_step - 1)
+    assert not buffer.knows("g20") and buffer.knows("g29")
+    assert len(buffer._since) < 15 and len(buffer._rewards) < 15
+    assert causes(buffer.offer(buffered("g20", 20))) == [("g20", "stale")]
+
+
 def test_a_batch_is_open_until_its_step_is_in_a_checkpoint():
     buffer = make(groups=1, alpha=4)
     for name in "gh":

@@ -108,11 +108,23 @@ def test_a_resume_from_an_older_checkpoint_gives_the_same_files(story, tmp_path)
             assert_same_batch(load_batch(path), expected)
         samples.trained(3)
     batch_path(tmp_path / "run" / BATCHES, 2).unlink()
-    with (
-        StoredSamples.reopen(tmp_path / "run", RULE, story.run) as samples,
-        pytest.raises(BadInput, match=r"step-000002\.npz is missing: take a newer checkpoint"),
-    ):
+    # A file of them is gone: they are given up, and step 2 takes what waits.
+    with StoredSamples.reopen(tmp_path / "run", RULE, story.run) as samples:
         samples.resume(PolicyVersion("c", 1))
+        assert samples.open_batches == () and samples.buffer.next_step == 2
+    with StoredSamples.reopen(tmp_path / "run", RULE, story.run) as samples:
+        assert samples.open_batches == () and samples.buffer.next_step == 2
+
+
+def test_batches_that_nothing_needs_are_removed(story, tmp_path):
+    shutil.copytree(story.folder, tmp_path / "run")
+    with StoredSamples.reopen(tmp_path / "run", RULE, story.run) as samples:
+        samples.trained(3)
+        samples.forget_batches(2)
+        assert [path.name for path in (tmp_path / "run" / BATCHES).iterdir()] == ["step-000003.npz"]
+    with StoredSamples.reopen(tmp_path / "run", RULE, story.run) as samples:
+        samples.resume(PolicyVersion("a", 3))
+        assert samples.open_batches == ()
 
 
 def test_a_run_has_one_buffer_and_one_writer(tmp_path):

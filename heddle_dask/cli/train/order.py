@@ -228,7 +228,7 @@ def trainer_options(options: Mapping[str, Any]) -> dict[str, Any]:
     return chosen
 
 
-_OF_LOOP: Sequence[str] = ("model", "checkpoints", "lineage", "start")
+_OF_LOOP: Sequence[str] = ("model", "checkpoints", "lineage", "start", "batches")
 
 
 def _value(text: str) -> Any:

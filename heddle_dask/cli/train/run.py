@@ -204,6 +204,7 @@ class TrainRun(RolloutRun):
                 checkpoints=str(order.directory.checkpoints.absolute()),
                 lineage=lineage,
                 start=checkpoint,
+                batches=str(order.directory.batches.absolute()),
                 **order.trainer,
             )
             trainer = RemoteTrainer(client, spec, self._told)
@@ -211,9 +212,8 @@ class TrainRun(RolloutRun):
             return trainer
 
         if order.mode == "resume":
-            return await go_on(
-                order.directory, order.rule, self.store, open_trainer, journal_path(order.directory.rollout)
-            )
+            journal = journal_path(order.directory.rollout)
+            return await go_on(order.directory, order.rule, self.store, open_trainer, journal, self._told)
         return await begin_anew(order.directory, order.rule, open_trainer)
 
     async def _train_on(

@@ -3,11 +3,14 @@
 Whatever died (the trainer, the driver, both) left one of these states behind:
 
 - a checkpoint whose step the sample buffer has not logged: the step is done, and is logged now;
-- a batch on disk without a checkpoint: it is trained unchanged;
-- a checkpoint that was not published, or not installed everywhere: the loop publishes and installs it first;
-- an older checkpoint than weights that were published, because newer ones are gone: engines may have sampled with
-  weights that do not exist any more. The training goes on under another lineage, so that the two are never taken for
-  each other.
+- a batch on disk that was not trained: it is trained unchanged;
+- steps that were done after the newest checkpoint: the trainer does them again, from the same stored batches. On a CPU
+  that gives the same bits. On GPUs it may not; the weights keep their numbers all the same: they are as near to those
+  that engines had as two runs of one step are, and every token has the logprob with which it was sampled;
+- weights that were not published, or not installed everywhere: the loop publishes and installs them first;
+- steps whose batches are missing as well, because somebody removed checkpoints: engines may have sampled with weights
+  that do not exist any more. The training goes on under another lineage, so that the two are never taken for each
+  other, and with new batches.
 """
 
 from __future__ import annotations
@@ -58,6 +61,7 @@ async def go_on(
     store: WeightStore,
     open_trainer: OpenTrainer,
     journal: Path,
+    note: Callable[[str], None] = lambda line: None,
 ) -> OpenedTraining:
     """A process after the first one.
 
@@ -65,6 +69,8 @@ async def go_on(
     ----------
     journal
         That of the rollout, from which finished trajectories are recovered.
+    note
+        Takes a line where steps are done again, which takes a while.
 
     Raises
     ------
@@ -78,7 +84,7 @@ async def go_on(
             recover(journal, stored)
     samples = StoredSamples.reopen(directory.path, rule, directory.rollout)
     try:
-        trainer, version = await _trainer_of(directory, samples, store, open_trainer)
+        trainer, version = await _trainer_of(directory, samples, store, open_trainer, note)
         samples.resume(version)
         directory.forget_after(version.number)
         await _log_missing_step(directory, samples, trainer, version)
@@ -90,7 +96,11 @@ async def go_on(
 
 
 async def _trainer_of(
-    directory: TrainingDirectory, samples: StoredSamples, store: WeightStore, open_trainer: OpenTrainer
+    directory: TrainingDirectory,
+    samples: StoredSamples,
+    store: WeightStore,
+    open_trainer: OpenTrainer,
+    note: Callable[[str], None],
 ) -> tuple[Trainer, PolicyVersion]:
     lineage, checkpoint = directory.lineage()
     trainer = await open_trainer(lineage, checkpoint)
@@ -101,10 +111,15 @@ async def _trainer_of(
         0 if published is None else published.version.number,
         trained.number if trained.lineage == lineage else 0,
     )
-    if state.version.number >= newest:
-        return trainer, state.version
-    await trainer.close()
     number = state.version.number
+    if number >= newest:
+        return trainer, state.version
+    batches = [batch_path(directory.batches, step) for step in range(number + 1, newest + 1)]
+    if all(path.exists() for path in batches):
+        note(f"the trainer goes on from step {number}, its newest checkpoint; batches up to {newest} are trained again")
+        report = await trainer.train(batches[-1], PolicyVersion(lineage, newest))
+        return trainer, report.state.version
+    await trainer.close()
     checkpoint = "" if state.checkpoint is None else str(state.checkpoint)
     lineage = directory.begin_lineage(number, checkpoint)
     return await open_trainer(lineage, checkpoint), PolicyVersion(lineage, number)
@@ -113,7 +128,7 @@ async def _trainer_of(
 async def _log_missing_step(
     directory: TrainingDirectory, samples: StoredSamples, trainer: Trainer, version: PolicyVersion
 ) -> None:
-    """The row of a step whose checkpoint was written just before the driver died."""
+    """The row of a step that was done just before the driver died."""
     logged = max((int(row["step"]) for row in read_lines(directory.metrics)), default=0)
     path = batch_path(directory.batches, version.number)
     if version.number != logged + 1 or not path.exists():

@@ -16,6 +16,8 @@ from heddle_dask.live.worker.trainer_host import TRAINER_TOPIC, TrainerHost, ask
 from heddle_dask.training.trainer import TrainerState, TrainReport
 from heddle_dask.training.trainer_spec import TrainerSpec
 
+_PART = 0.25
+
 
 class RemoteTrainer:
     """`training.trainer.Trainer` on the cluster of a client. Its process dies and comes back without the caller.
@@ -58,15 +60,28 @@ class RemoteTrainer:
         answer = await self._ask("POST", "/train", {"batch": str(Path(batch).absolute()), **_named(version)})
         return TrainReport(_state(answer["state"]), answer["metrics"], answer["seconds"])
 
-    async def publish(self, version: PolicyVersion, store: str) -> str:
+    async def publish(
+        self,
+        version: PolicyVersion,
+        store: str,
+        copied: Callable[[], None] = lambda: None,
+        *,
+        evaluated: bool = False,
+    ) -> str | None:
         """See `Trainer.publish`.
 
         Raises
         ------
         BadInput
-            The store cannot be written, or the trainer has no checkpoint of this version.
+            The store cannot be written, or the trainer cannot have this version.
         """
-        return str((await self._ask("POST", "/publish", {**_named(version), "store": store}))["manifest"])
+        named = {**_named(version), "store": store}
+        while (await self._ask("POST", "/publish", {**named, "evaluated": evaluated}))["copied"]:
+            copied()
+            manifest = (await self._ask("POST", "/published", named))["manifest"]
+            if manifest is not None:
+                return str(manifest)
+        return None
 
     async def keep_best(self, version: PolicyVersion, reward: float) -> None:
         """See `Trainer.keep_best`.
@@ -74,17 +89,21 @@ class RemoteTrainer:
         Raises
         ------
         BadInput
-            The checkpoint has been removed already.
+            These weights were not published as evaluated.
         """
         await self._ask("POST", "/keep", {**_named(version), "reward": reward})
 
-    async def export_merged(self, directory: Path) -> None:
-        """Write the newest weights with their adapter merged into them, as a model directory.
+    async def save(self) -> TrainerState:
+        """See `Trainer.save`."""
+        return _state(await self._ask("POST", "/save", {"model": True}))
+
+    async def export(self, directory: Path) -> None:
+        """Write its weights as a model directory, an adapter merged with the model.
 
         Raises
         ------
         BadInput
-            No adapter is trained, or the directory exists.
+            The directory exists.
         """
         await self._ask("POST", "/export", {"directory": str(Path(directory).absolute())})
 
@@ -114,7 +133,8 @@ class RemoteTrainer:
             )
 
     async def _on_trainer(self, function: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> Any:
-        future = self._client.submit(function, *arguments, pure=False, resources={TRAINER_RESOURCE: 1})
+        # A part of it: weights are published while a batch is trained. The trainer itself does one after another.
+        future = self._client.submit(function, *arguments, pure=False, resources={TRAINER_RESOURCE: _PART})
         return await self._client.gather(future, asynchronous=True)
 
 
@@ -124,6 +144,5 @@ def _named(version: PolicyVersion) -> dict[str, Any]:
 
 def _state(answer: dict[str, Any]) -> TrainerState:
     checkpoint = answer["checkpoint"]
-    return TrainerState(
-        PolicyVersion(answer["lineage"], answer["number"]), None if checkpoint is None else Path(checkpoint)
-    )
+    version = PolicyVersion(answer["lineage"], answer["number"])
+    return TrainerState(version, None if checkpoint is None else Path(checkpoint), answer["kept_from"])

@@ -108,8 +108,12 @@ class SampleIntake:
             await self._changed.wait()
 
     def trained(self, version: PolicyVersion) -> None:
-        """The samples of this step are in a checkpoint."""
+        """The samples of this step are consumed."""
         self._samples.trained(version.number)
+
+    def forget_batches(self, through: int) -> None:
+        """Remove the batches up to this step: a checkpoint has what they gave, and their rows are logged."""
+        self._samples.forget_batches(through)
 
     def texts(self, batch: TrainingBatch, decode: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
         """Some trajectories of a batch as rows of ``samples.jsonl``, one of each of its first groups."""
@@ -128,6 +132,9 @@ class SampleIntake:
                         "text": _text(record.branches, decode),
                     }
                 )
+        # Others were evicted, or are shown no more.
+        waiting = {group.group_id for group in self._samples.buffer.waiting}
+        self._shown = {group_id: record for group_id, record in self._shown.items() if group_id in waiting}
         return rows
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ from heddle_dask.training.loop import (
     LoopStart,
     OpenBatches,
     PublishEnded,
+    PublishLost,
     PublishVersion,
     StepTrained,
     StopAsked,
@@ -35,6 +36,7 @@ from heddle_dask.training.loop import (
     SwitchVersion,
     TrainingLoop,
     TrainOnBatch,
+    WeightsCopied,
 )
 from heddle_dask.training.mismatch import MismatchGuard
 from heddle_dask.training.plan import TrainingPlan
@@ -126,6 +128,7 @@ class LiveTraining:
             for command in commands:
                 if isinstance(command, EndTraining):
                     await _end(running)
+                    await self._patience.of("save", self._parts.trainer.save())
                     return command
                 if isinstance(command, OpenBatches):
                     self._parts.feed.open_batches(command.through)
@@ -149,9 +152,8 @@ class LiveTraining:
             case TrainOnBatch(step):
                 await self._train(step)
                 event = StepTrained(step)
-            case PublishVersion(number):
-                await self._publish(self._version(number))
-                event = PublishEnded(number)
+            case PublishVersion(number, evaluated):
+                event = await self._publish(number, evaluated=evaluated)
             case SwitchVersion(number):
                 await parts.control.switch(self._version(number))
                 event = SwitchEnded(number)
@@ -168,16 +170,25 @@ class LiveTraining:
         version = self._version(step)
         path = batch_path(self._parts.directory.batches, step)
         self._report = await self._patience.of("train", self._parts.trainer.train(path, version))
-        # The checkpoint is on disk: from here on the samples are consumed, and n has grown.
+        # The batch is on disk: a restart trains it again, and gives its samples to no other. n has grown.
         self._parts.intake.trained(version)
         self._parts.control.stepped(version)
 
-    async def _publish(self, version: PolicyVersion) -> None:
-        parts = self._parts
-        uri = await self._patience.of("publish", parts.trainer.publish(version, parts.store.uri))
+    async def _publish(self, number: int, *, evaluated: bool) -> PublishEnded | PublishLost:
+        parts, version = self._parts, self._version(number)
+
+        def copied() -> None:
+            self._events.put_nowait(WeightsCopied(number))
+
+        order = parts.trainer.publish(version, parts.store.uri, copied, evaluated=evaluated)
+        uri = await self._patience.of("publish", order)
+        if uri is None:
+            parts.note(f"weights {version} died with their trainer before they were published; newer ones follow")
+            return PublishLost(number)
         manifest = await asyncio.to_thread(parts.store.manifest, version)
         parts.control.published(version, uri, 0 if manifest is None else manifest.nbytes)
         await asyncio.to_thread(self._prune, await parts.control.in_use(version.lineage))
+        return PublishEnded(number)
 
     def _prune(self, in_use: set[PolicyVersion]) -> None:
         self._parts.store.prune(self._parts.lineage, KEPT_VERSIONS, in_use)
@@ -216,6 +227,8 @@ class LiveTraining:
         for tracker in parts.trackers:
             tracker.log(step, figures)
         parts.note(step_line(row, parts.plan.steps))
+        # What is logged, and in every checkpoint that a restart may begin with, nobody reads again.
+        parts.intake.forget_batches(min(step, self._report.state.kept_from))
         if line := parts.mismatch.judge(step, self._report.metrics):
             parts.note(line)
 

@@ -31,6 +31,8 @@ from heddle_dask.live.worker.trainer_progress import WATCHED, OrderWatch
 PLUGIN_NAME = "heddle-trainer-host"
 TRAINER_MODULE = "pipelines.grpo"
 START_TIMEOUT_S = 600.0
+SAVE_S = 60.0
+"""A trainer whose worker leaves has this long to write a checkpoint; without one, stored batches are trained again."""
 # It may hold its interpreter for long while it computes.
 _LIMITS = HealthLimits(misses=16)
 TRAINER_TOPIC = "heddle-trainer"
@@ -85,7 +87,15 @@ class TrainerHost(WorkerPlugin):
 
     async def teardown(self, worker: Worker) -> None:
         if self.worker is not None:
+            await self._save()
             await self.stop()
+
+    async def _save(self) -> None:
+        """The worker leaves, as before the end of its job: let the trainer write a checkpoint, if there is time."""
+        process = self._process
+        if process is not None and process.runs:
+            with suppress(ServiceFailed, ServiceRefused):
+                await process.unless_ended(process.client.ask("POST", "/save", {"model": False}, timeout_s=SAVE_S))
 
     async def ask(self, spec: Spec, method: str, path: str, body: Any = None) -> Any:
         """The trainer's answer; its process is started where none runs, or where that of another trainer does.

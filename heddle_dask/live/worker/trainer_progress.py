@@ -1,7 +1,8 @@
 """Whether a trainer that answers gets on with its order: a deadlock between ranks leaves its event loop as it was.
 
-A batch is watched by the passes of the model that the process counts. Other orders count none, and are as long as they
-are: they may take many times the longest of their kind so far, and the first of a kind is only told.
+A batch is watched by the passes of the model that the process counts. Other orders count none, but may wait for a
+batch; from then on they are as long as they are: they may take many times the longest of their kind so far, and the
+first of a kind is only told.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ class OrderWatch:
             known_s = self._longest_s.get(kind)
             limit_s = max(self._silence_s, TIMES * (known_s or 0.0))
             await asyncio.sleep(min(2.0, limit_s / 20))
-            counted = await parts() if kind == WATCHED else None
+            counted = await parts()
             now_s = time.monotonic()
             if counted is not None and counted != seen:
-                if seen is not None:
+                if seen is not None and kind == WATCHED:
                     self.took(kind, now_s - began_s)
                 seen, began_s, told = counted, now_s, False
                 continue
             pause_s = now_s - began_s
-            done = f"no progress with {kind}" + (f" after {seen} parts" if seen else "")
+            done = f"no progress with {kind}" + (f" after {seen} parts" if seen and kind == WATCHED else "")
             if pause_s >= limit_s and (kind == WATCHED or known_s is not None):
                 return f"it made {done} for {pause_s:.0f} s"
             if pause_s >= limit_s * TOLD_SHARE and not told:
