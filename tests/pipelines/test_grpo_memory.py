@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GraniteConfig, Qwen3Config
-from worlds.trainer_ranks import LENGTHS, follow, most_allocated, policy_of, train, whole
+from worlds.trainer_ranks import LENGTHS, follow, most_allocated, train, whole
 from worlds.training_batches import training_batch
 
 from heddle_dask import BadInput
@@ -84,8 +84,8 @@ def test_chunks_and_recomputing_change_neither_logprobs_nor_gradients(
 ) -> None:
     model = model_of(tmp_path / "model", qwen(tie_word_embeddings=True), dtype)
     spec = TrainerSpec(str(model), "unused", "a", packed=packed, lora_rank=lora, gradient_checkpointing=False)
-    plain = policy_of(spec)
-    again = policy_of(replace(spec, gradient_checkpointing=True))
+    plain = Policy(spec, CPU)
+    again = Policy(replace(spec, gradient_checkpointing=True), CPU)
     if lora:
         _open_adapters(plain, again)
     expected, direction = gradient(plain, packed, 1 << 30)
@@ -116,19 +116,19 @@ def test_files_that_cannot_be_read_are_one_line(tmp_path: Path, monkeypatch: pyt
     with monkeypatch.context() as without:
         without.setitem(sys.modules, "accelerate", None)
         with pytest.raises(BadInput, match="needs accelerate"):
-            policy_of(spec)
+            Policy(spec, CPU)
     (model / "model.safetensors").write_bytes((model / "model.safetensors").read_bytes()[:5000])
     with pytest.raises(BadInput, match="cannot be loaded") as refused:
-        policy_of(spec)
+        Policy(spec, CPU)
     assert "\n" not in str(refused.value)
 
 
 def test_a_model_whose_files_have_other_names_is_loaded_whole(tmp_path: Path) -> None:
     model = model_of(tmp_path / "model", qwen(), torch.bfloat16)
-    expected = whole_weights(policy_of(TrainerSpec(str(model), "unused", "a")))
+    expected = whole_weights(Policy(TrainerSpec(str(model), "unused", "a"), CPU))
     weights = {name.removeprefix("model."): tensor for name, tensor in load_file(model / "model.safetensors").items()}
     save_file(weights, model / "model.safetensors", {"format": "pt"})
-    found = whole_weights(policy_of(TrainerSpec(str(model), "unused", "a")))
+    found = whole_weights(Policy(TrainerSpec(str(model), "unused", "a"), CPU))
     assert all(torch.equal(found[name], expected[name]) for name in expected) and found.keys() == expected.keys()
 
 
@@ -142,7 +142,7 @@ def test_a_model_that_scales_its_logits_is_right_without_chunks(tmp_path: Path, 
     keys = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
     config = GraniteConfig(logits_scaling=3.0, **{key: shape[key] for key in keys})
     model = model_of(tmp_path / "model", config, dtype)
-    policy = policy_of(TrainerSpec(str(model), "unused", "a"))
+    policy = Policy(TrainerSpec(str(model), "unused", "a"), CPU)
     plain = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     (one, *_) = sequences([40, 31])
     logits = plain(torch.from_numpy(one.token_ids)[None]).logits[0]
@@ -260,7 +260,7 @@ def test_the_formula_of_memory_is_just_above_what_a_step_allocates(tmp_path: Pat
     found, formula = [], []
     for tokens in (1024, 3072):
         spec = TrainerSpec(str(model), "unused", "a", lora_rank=lora, micro_batch_tokens=tokens)
-        policy = policy_of(spec)
+        policy = Policy(spec, CPU)
         optimizer = torch.optim.AdamW(policy.trained)
         step = BatchStep(policy, optimizer, decoupled_clipped_loss, None, 0, 0)
         step.run(sequences([tokens // 4 + 1] * 4))

@@ -7,7 +7,6 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from inspect import signature
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ LENGTHS = [[40, 61, 33], [57, 28, 49]]
 def train(spec: TrainerSpec, rank: int) -> dict[str, Any]:
     """Two batches; what was read, is held, was allocated in the second step, and the weights and metrics after them."""
     with bytes_read() as read:
-        policy = policy_of(spec)
+        policy = Policy(spec, torch.device("cpu"))
     optimizer = torch.optim.AdamW(policy.trained, lr=1e-3, eps=1e-3)
     metrics: dict[str, float] = {}
     allocated = 0
@@ -47,12 +46,6 @@ def train(spec: TrainerSpec, rank: int) -> dict[str, Any]:
         "weights": [whole(weight) for weight in policy.trained],
         "metrics": metrics,
     }
-
-
-def policy_of(spec: TrainerSpec) -> Policy:
-    """The weights of the model's directory, on a CPU."""
-    given = {"spec": spec, "weights": Path(spec.model), "device": torch.device("cpu")}
-    return Policy(**{name: given[name] for name in signature(Policy).parameters})
 
 
 def local(tensor: Any) -> torch.Tensor:
