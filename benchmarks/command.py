@@ -27,7 +27,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
         "paper": "commands.paper",
         "passes": "commands.passes",
         "predictor": "commands.predictor",
-        "prefix": "commands.prefix",
+        "learning": "commands.learning",
         "records": "run_files",
         "redundancy": "commands.redundancy",
         "report": "report",

@@ -1,4 +1,4 @@
-"""Trainings with and without prefix sampling, by the command of users, and a row for each of their evaluations.
+"""Trainings by the command of users, an arm each, and a row for each of their evaluations.
 
 A training is a directory: one that has begun is resumed, one that has ended is read. So a study of hours may be
 interrupted at any time. Seconds are those of the trainings' own logs, with the start of engines, and without the time
@@ -23,13 +23,17 @@ from heddle_dask.records.trajectory_prefix import PREFIX
 from heddle_dask.training.json_lines import read_lines
 from heddle_dask.training.run_directory import TrainingDirectory
 
-ARMS: Final[Mapping[str, Sequence[str]]] = {"baseline": (), "prefix": ("--prefix-sampling",)}
+ARMS: Final[Mapping[str, Sequence[str]]] = {
+    "sync": ("--mode", "sync"),
+    "async": (),  # as shipped
+    "prefix": ("--prefix-sampling",),
+}
 _LOOK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class StudyRun:
-    """One training. `options` are those that both arms share; they name it in rows."""
+    """One training. `options` are those that all arms share; they name it in rows."""
 
     env: str
     seed: int

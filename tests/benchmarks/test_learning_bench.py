@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.prefix_sampling.trainings import StudyRun, cost_to_score, evaluation_figures
+from benchmarks.learning.trainings import StudyRun, cost_to_score, evaluation_figures
 from benchmarks.row_file import RowFile
 
 

@@ -1,4 +1,4 @@
-"""``python -m benchmarks prefix``: what it costs to reach a held-out score with and without prefix sampling."""
+"""``python -m benchmarks learning``: held-out reward over tokens and seconds, and what a score of it costs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCORES = {"math": 0.88, "search": 0.85}
 """Held-out rewards to be reached, set before anything was measured: the agent starts at about 0.8 and 0.75."""
 
 
-@click.command("prefix")
+@click.command("learning")
 @click.option(
     "--env",
     "envs",
@@ -33,9 +33,7 @@ SCORES = {"math": 0.88, "search": 0.85}
 @click.option("--max-context-tokens", type=COUNT, default=2048, show_default=True, help="Of a trajectory.")
 @click.option("--eval-tasks", type=COUNT, default=200, show_default=True, help="Held-out tasks of an evaluation.")
 @click.option("--eval-every", type=COUNT, default=5, show_default=True, help="Steps between two evaluations.")
-@click.option(
-    "--mode", default="async", show_default=True, help="Of both arms: that of `heddle train`, by its defaults."
-)
+@click.option("--arm", "arms", multiple=True, help="sync, async or prefix; repeatable [default: all].")
 @click.option(
     "--dir",
     "folder",
@@ -45,7 +43,7 @@ SCORES = {"math": 0.88, "search": 0.85}
 )
 @ROWS_OUT
 @shared_options
-def prefix(
+def learning(
     envs: tuple[str, ...],
     seeds: int,
     steps: int,
@@ -56,22 +54,24 @@ def prefix(
     max_context_tokens: int,
     eval_tasks: int,
     eval_every: int,
-    mode: str,
+    arms: tuple[str, ...],
     folder: Path,
     out: Path | None,
     as_json: bool,
     seed: int,
 ) -> None:
-    """Train the shipped agent on real vLLM with and without prefix sampling; arms take turns on each seed."""
+    """Train the shipped agent on real vLLM: sync, async, with prefix sampling; arms take turns on each seed."""
     from benchmarks.code_digest import code_digest
-    from benchmarks.prefix_sampling.trainings import ARMS, StudyRun, train
+    from benchmarks.learning.trainings import ARMS, StudyRun, train
     from benchmarks.tables import print_measured
 
     scores = dict(map(_score, envs))
+    if unknown := {*arms} - {*ARMS}:
+        raise BadInput(f"--arm {min(unknown)}: use {', '.join(ARMS)}")
     rows = RowFile(out)
     rows.check_writable()
     options = (
-        *("--mode", mode, "--steps", str(steps), "--groups", str(groups), "--samples", str(samples), "--lr", f"{lr:g}"),
+        *("--steps", str(steps), "--groups", str(groups), "--samples", str(samples), "--lr", f"{lr:g}"),
         *("--slots", str(slots), "--max-context-tokens", str(max_context_tokens)),
         *("--eval-tasks", str(eval_tasks), "--eval-every", str(eval_every), "--eval-temperature", "1"),
     )
@@ -80,6 +80,7 @@ def prefix(
         for each in range(seed, seed + seeds)
         for env in scores
         for arm in ARMS
+        if not arms or arm in arms
     ]
     for run in runs:
         for row in train(run, rows, code_digest()):
@@ -111,7 +112,7 @@ def _told(row: Row) -> str:
 
 def _costs(env: str, score: float, rows: list[Row]) -> list[Row]:
     """For each seed and arm: what the first weights that reached the score took, and the reward of the last."""
-    from benchmarks.prefix_sampling.trainings import cost_to_score
+    from benchmarks.learning.trainings import cost_to_score
 
     made: list[Row] = []
     for key in sorted({(row["seed"], row["arm"]) for row in rows if row["env"] == env}):

@@ -1,1 +1,0 @@
-"""Tokens and seconds to a held-out score, with and without prefix sampling: ``python -m benchmarks prefix``."""
