@@ -6,6 +6,7 @@ import ast
 import asyncio
 import inspect
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,13 @@ def execute(block: Block, scope: dict[str, Any], modules_dir: Path, shell: Shell
     if block.language == "bash":
         shell.run(block.text)
         return
-    source = "\n" * (block.line - 1) + block.text
     if block.words and block.words[0].startswith("file="):
-        (modules_dir / block.words[0].removeprefix("file=")).write_text(block.text)
-        scope = {"__name__": "file"}  # a file knows nothing of the blocks before it
-    if block.run_by is not None:
+        path = modules_dir / block.words[0].removeprefix("file=")
+        path.write_text(block.text)
+        if block.run_by is None:
+            runpy.run_path(str(path), run_name=path.stem)  # it knows nothing of the blocks before it
         return
+    source = "\n" * (block.line - 1) + block.text
     code = compile(source, str(block.page), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     if code.co_flags & inspect.CO_COROUTINE:
         asyncio.run(eval(code, scope))
