@@ -1,7 +1,8 @@
-"""Hosts that know what nobody knows: the rest of each test suite, by which its weight is set again all the time.
+"""Hosts that are told how long each test suite still runs, and set its weight by that every second.
 
-What weights of control groups (``cpu.weight``) could give at most: a command of one CPU has the usual weight, a suite
-one that falls with its remaining seconds. What runs on a host shares its CPUs by weight, and nothing waits.
+No program can tell it: this is what weights of control groups (``cpu.weight``) could give at most. A command of one CPU
+has the usual weight, a suite one that falls with its remaining seconds. What runs on a host shares its CPUs by weight,
+and nothing waits.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from heddle_dask.core.errors import BadInput
 from heddle_dask.cost.gpu_split import Overlap
 
 if TYPE_CHECKING:
-    from heddle_dask.cli.plan.training import TrainAnswer
+    from heddle_dask.cli.plan.training import TrainAnswer, TrainRequest
     from heddle_dask.sim.clusters import Cluster
     from heddle_dask.sim.plan import GpuBudget, PlayedCandidate
     from heddle_dask.sim.rollout import Arm
@@ -108,9 +108,8 @@ def plan(
 
     Simulates every feasible uniform degree and the mix that the search picks.
     """
-    from heddle_dask.cli.sweep_runs import play_jobs
     from heddle_dask.sim.clusters import cluster_of, with_choices
-    from heddle_dask.sim.plan import jobs_of, played_of, ranked
+    from heddle_dask.sim.plan import ranked
     from heddle_dask.sim.sweep import SimulatedWorkload
 
     arm = _one_arm(strategy or ("sticky-forecast" if train else "heddle"), overrides)
@@ -120,16 +119,8 @@ def plan(
     numbers = list(dict.fromkeys(given))
     training = None
     if train:
-        from heddle_dask.cli.plan.training import TrainRequest
-
-        told: dict[str, object] = {
-            "lora": lora,
-            "trainer_set": trainer_set,
-            "batch": batch,
-            "overlap": overlap,
-            "total_gpus": total_gpus,
-        }
-        training = TrainRequest.of(model, numbers, described, max_context_tokens, told)
+        told = {"lora": lora, "trainer_set": trainer_set, "batch": batch, "overlap": overlap, "total_gpus": total_gpus}
+        training = _training(model, numbers, described, max_context_tokens, told)
         numbers = training.plan.rollout_gpus(training.plan.fitting())
         described = replace(described, memory_share=training.plan.engine_memory_share())
         trajectories = trajectories or training.simulated_trajectories(samples)
@@ -140,18 +131,12 @@ def plan(
     budgets = _feasible_budgets(described, numbers, model, work, arm, seed)
     if training is not None:
         budgets = [budget.uniform() for budget in budgets]
-    each_seed = range(seed, seed + seeds)
-    names = [f"{b.gpus} GPUs, {c.engines}" for _ in each_seed for b in budgets for c in b.candidates]
-    jobs = jobs_of(budgets, work, arm, each_seed, warm=warm)
-    played = played_of(budgets, play_jobs(jobs, scheduler=scheduler, say=_say, names=names))
+    played = _played(budgets, work, arm, range(seed, seed + seeds), warm=warm, scheduler=scheduler)
     conditions: dict[str, object] = {
         **{"workload": workload, "cluster": cluster, "gpu": described.gpu, "model": model, "strategy": arm.name},
-        "trajectories": count,
-        "samples": samples,
-        "slots": described.slots or "100 per GPU",
+        **{"trajectories": count, "samples": samples, "slots": described.slots or "100 per GPU"},
         "max_context_tokens": max_context_tokens,
-        "predictor": work.warmth(seed) if warm else "cold",
-        "seeds": seeds,
+        **{"predictor": work.warmth(seed) if warm else "cold", "seeds": seeds},
         **work.scales(),
         **described.conditions(),
     }
@@ -161,6 +146,33 @@ def plan(
     if request is not None:
         answer = split_answer(request, best, count, described.gpus_per_node)
     _report(conditions, budgets, played, price_per_gpu_hour, answer, trained, as_json=as_json)
+
+
+def _training(
+    model: str, gpus: Sequence[int], described: Cluster, max_context_tokens: int, told: Mapping[str, object]
+) -> TrainRequest:
+    # Imported here: it reads the options of another command.
+    from heddle_dask.cli.plan.training import TrainRequest
+
+    return TrainRequest.of(model, gpus, described, max_context_tokens, told)
+
+
+def _played(
+    budgets: Sequence[GpuBudget],
+    work: SimulatedWorkload,
+    arm: Arm,
+    seeds: Sequence[int],
+    *,
+    warm: bool,
+    scheduler: str | None,
+) -> Sequence[Sequence[PlayedCandidate]]:
+    """Simulate every candidate of every budget, on each seed."""
+    from heddle_dask.cli.sweep_runs import play_jobs
+    from heddle_dask.sim.plan import jobs_of, played_of
+
+    names = [f"{budget.gpus} GPUs, {one.engines}" for _ in seeds for budget in budgets for one in budget.candidates]
+    jobs = jobs_of(budgets, work, arm, seeds, warm=warm)
+    return played_of(budgets, play_jobs(jobs, scheduler=scheduler, say=_say, names=names))
 
 
 def _report(
