@@ -54,6 +54,7 @@ class EngineConnection:
         self._step_timeout = http_client.time_limit(None, connect_timeout_s)
         self._question_timeout = http_client.time_limit(question_timeout_s, connect_timeout_s)
         self._session: aiohttp.ClientSession | None = None
+        self._is_closed = False
         self._in_flight: dict[str, asyncio.Future[None]] = {}
         self._streams: set[aiohttp.ClientResponse] = set()
 
@@ -135,7 +136,8 @@ class EngineConnection:
         return self._dialect.info_of_answers(models, await self.configuration())
 
     async def close(self) -> None:
-        """Close all connections; steps in flight end with `EngineUnreachable`."""
+        """Close all connections; steps in flight, and questions after it, end with `EngineUnreachable`."""
+        self._is_closed = True
         # aiohttp closes their connections with the session, and lets their readers wait for ever.
         for response in list(self._streams):
             response.close()
@@ -165,6 +167,8 @@ class EngineConnection:
             raise self._unreachable(error) from error
 
     def _open(self) -> aiohttp.ClientSession:
+        if self._is_closed:
+            raise EngineUnreachable(f"engine at {self._address} is unreachable: its client is closed")
         if self._session is None:
             self._session = http_client.cluster_session(
                 self._address.socket, keepalive_s=_KEEPALIVE_S, read_bufsize=1 << 20, auto_decompress=False
