@@ -25,13 +25,14 @@ SCORES = {"math": 0.88, "search": 0.85}
     help="NAME=SCORE: an environment, and the held-out reward that is to be reached; repeatable.",
 )
 @SEEDS
-@click.option("--steps", type=COUNT, default=40, show_default=True, help="Training steps.")
+@click.option("--steps", type=COUNT, default=10, show_default=True, help="Training steps.")
 @click.option("--groups", type=COUNT, default=8, show_default=True, help="Tasks in a batch.")
 @click.option("--samples", type=COUNT, default=8, show_default=True, help="Attempts per task.")
-@click.option("--lr", type=POSITIVE, default=3e-4, show_default=True, help="Learning rate.")
+@click.option("--lr", type=POSITIVE, default=5e-4, show_default=True, help="Learning rate.")
+@click.option("--temperature", type=POSITIVE, default=1.5, show_default=True, help="Of sampling, held out as well.")
 @click.option("--slots", type=COUNT, default=64, show_default=True, help="Of the engine.")
-@click.option("--max-context-tokens", type=COUNT, default=2048, show_default=True, help="Of a trajectory.")
-@click.option("--eval-tasks", type=COUNT, default=200, show_default=True, help="Held-out tasks of an evaluation.")
+@click.option("--max-context-tokens", type=COUNT, default=1024, show_default=True, help="Of a trajectory.")
+@click.option("--eval-tasks", type=COUNT, default=100, show_default=True, help="Held-out tasks of an evaluation.")
 @click.option("--eval-every", type=COUNT, default=5, show_default=True, help="Steps between two evaluations.")
 @click.option("--arm", "arms", multiple=True, help="sync, async or prefix; repeatable [default: all].")
 @click.option(
@@ -50,6 +51,7 @@ def learning(
     groups: int,
     samples: int,
     lr: float,
+    temperature: float,
     slots: int,
     max_context_tokens: int,
     eval_tasks: int,
@@ -73,7 +75,8 @@ def learning(
     options = (
         *("--steps", str(steps), "--groups", str(groups), "--samples", str(samples), "--lr", f"{lr:g}"),
         *("--slots", str(slots), "--max-context-tokens", str(max_context_tokens)),
-        *("--eval-tasks", str(eval_tasks), "--eval-every", str(eval_every), "--eval-temperature", "1"),
+        *("--temperature", f"{temperature:g}", "--eval-temperature", f"{temperature:g}"),
+        *("--eval-tasks", str(eval_tasks), "--eval-every", str(eval_every)),
     )
     runs = [
         StudyRun(env, each, arm, options, folder)
