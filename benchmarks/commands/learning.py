@@ -11,8 +11,7 @@ from heddle_dask.cli.option_groups import SEEDS
 from heddle_dask.cli.shared_options import COUNT, POSITIVE, shared_options
 from heddle_dask.core.errors import BadInput
 
-SCORES = {"math": 0.88, "search": 0.85}
-"""Held-out rewards to be reached, set before anything was measured: the agent starts at about 0.8 and 0.75."""
+ENVIRONMENTS = ("math", "search")
 
 
 @click.command("learning")
@@ -20,9 +19,16 @@ SCORES = {"math": 0.88, "search": 0.85}
     "--env",
     "envs",
     multiple=True,
-    default=tuple(f"{name}={score}" for name, score in SCORES.items()),
+    default=ENVIRONMENTS,
     show_default=True,
-    help="NAME=SCORE: an environment, and the held-out reward that is to be reached; repeatable.",
+    help="An environment; repeatable.",
+)
+@click.option(
+    "--gain",
+    type=float,
+    default=0.1,
+    show_default=True,
+    help="Of held-out reward, over that of the first weights: the score whose cost is told.",
 )
 @SEEDS
 @click.option("--steps", type=COUNT, default=10, show_default=True, help="Training steps.")
@@ -46,6 +52,7 @@ SCORES = {"math": 0.88, "search": 0.85}
 @shared_options
 def learning(
     envs: tuple[str, ...],
+    gain: float,
     seeds: int,
     steps: int,
     groups: int,
@@ -64,10 +71,10 @@ def learning(
 ) -> None:
     """Train the shipped agent on real vLLM: sync, async, with prefix sampling; arms take turns on each seed."""
     from benchmarks.code_digest import code_digest
+    from benchmarks.learning.gains import COLUMNS, arm_gains
     from benchmarks.learning.trainings import ARMS, StudyRun, train
-    from benchmarks.tables import print_measured
+    from benchmarks.tables import print_measured_rows
 
-    scores = dict(map(_score, envs))
     if unknown := {*arms} - {*ARMS}:
         raise BadInput(f"--arm {min(unknown)}: use {', '.join(ARMS)}")
     rows = RowFile(out)
@@ -81,27 +88,15 @@ def learning(
     runs = [
         StudyRun(env, each, arm, options, folder)
         for each in range(seed, seed + seeds)
-        for env in scores
+        for env in envs
         for arm in ARMS
         if not arms or arm in arms
     ]
     for run in runs:
         for row in train(run, rows, code_digest()):
             click.echo(_told(row), err=True)
-    mine = [row for row in rows.rows("evaluation") if row["conditions"] == " ".join(options)]
-    made = [line for env, score in scores.items() for line in _costs(env, score, mine)]
-    if as_json:
-        print_measured({"rows": made})
-    for line in _table(made):
-        click.echo(line, err=as_json)
-
-
-def _score(text: str) -> tuple[str, float]:
-    name, _, given = text.partition("=")
-    try:
-        return name, float(given)
-    except ValueError:
-        raise BadInput(f"--env {text}: use NAME=SCORE, such as math=0.88") from None
+    mine = [row for row in rows.rows("evaluation") if row["conditions"] == " ".join(options) and row["env"] in envs]
+    print_measured_rows(arm_gains(mine, gain), COLUMNS, as_json=as_json)
 
 
 def _told(row: Row) -> str:
@@ -111,25 +106,3 @@ def _told(row: Row) -> str:
     return (
         f"{where}: {row['steps']} steps, {row['behind_prefix']} of {row['trajectories']} trajectories behind a prefix"
     )
-
-
-def _costs(env: str, score: float, rows: list[Row]) -> list[Row]:
-    """For each seed and arm: what the first weights that reached the score took, and the reward of the last."""
-    from benchmarks.learning.trainings import cost_to_score
-
-    made: list[Row] = []
-    for key in sorted({(row["seed"], row["arm"]) for row in rows if row["env"] == env}):
-        mine = [row for row in rows if row["env"] == env and (row["seed"], row["arm"]) == key]
-        reached, last = cost_to_score(mine, score), max(mine, key=lambda row: int(row["number"]))
-        facts = {name: None if reached is None else reached[name] for name in ("number", "tokens", "seconds")}
-        ends = {"first_reward": min(mine, key=lambda row: int(row["number"]))["reward"], "last_reward": last["reward"]}
-        made.append({"env": env, "score": score, "seed": key[0], "arm": key[1], **facts, **ends})
-    return made
-
-
-def _table(rows: list[Row]) -> list[str]:
-    from benchmarks.tables import markdown
-
-    heads = ("env", "seed", "arm", "score", "reached by weights", "tokens", "seconds", "first reward", "last reward")
-    names = ("env", "seed", "arm", "score", "number", "tokens", "seconds", "first_reward", "last_reward")
-    return list(markdown(heads, [["-" if row[name] is None else str(row[name]) for name in names] for row in rows]))

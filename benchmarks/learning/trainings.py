@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +49,12 @@ class StudyRun:
     def directory(self) -> TrainingDirectory:
         return TrainingDirectory(self.folder / f"{self.env.replace(':', '-')}-{self.seed}-{self.arm}")
 
+    def has_ended(self) -> bool:
+        """Whether its last weights have been evaluated."""
+        last = int(self.options[self.options.index("--steps") + 1])
+        out = self.directory
+        return out.is_training() and any(int(row["number"]) == last for row in read_lines(out.evaluations))
+
     @property
     def command(self) -> list[str]:
         out = self.directory
@@ -69,6 +74,9 @@ def train(run: StudyRun, rows: RowFile, code: str) -> Iterator[Row]:
     """
     if rows.find(run.key) is not None:
         return
+    if run.has_ended():
+        yield from _read(run, rows, code)
+        return
     process = subprocess.Popen(run.command, stdout=subprocess.DEVNULL)
     try:
         while process.poll() is None:
@@ -81,9 +89,13 @@ def train(run: StudyRun, rows: RowFile, code: str) -> Iterator[Row]:
         process.terminate()
         process.wait()
         raise
-    yield from _new(run, rows, code)
     if process.returncode:
         raise BadInput(f"{run.directory.path}: heddle train ended with {process.returncode}: give the command again")
+    yield from _read(run, rows, code)
+
+
+def _read(run: StudyRun, rows: RowFile, code: str) -> Iterator[Row]:
+    yield from _new(run, rows, code)
     row = {**run.key, **_whole(run.directory), "code": code}
     rows.add(row)
     yield row
@@ -113,6 +125,7 @@ def evaluation_figures(metrics: Sequence[Row], evaluations: Sequence[Row]) -> It
         before_s, before_tokens = now_s, now_tokens
         spent[int(row["step"])] = (seconds, tokens)
     newest = {int(row["number"]): row for row in evaluations}
+    tasks = sorted({task for row in newest.values() for task in row["rewards"]})
     for number, row in sorted(newest.items()):
         if number in spent and row["reward"] is not None:
             after_s, after = spent[number]
@@ -123,6 +136,7 @@ def evaluation_figures(metrics: Sequence[Row], evaluations: Sequence[Row]) -> It
                 "reward_ci": interval,
                 "seconds": round(after_s, 1),
                 "tokens": round(after),
+                "rewards": [row["rewards"].get(task) for task in tasks],
             }
 
 
@@ -137,10 +151,3 @@ def _whole(directory: TrainingDirectory) -> dict[str, Any]:
         "behind_prefix": behind,
         "without_variance_share": round(metrics[-1]["without_variance_share"], 4),
     }
-
-
-def cost_to_score(rows: Sequence[Row], score: float) -> Row | None:
-    """The first evaluation of one training that has reached the score; None: none has."""
-    ordered = sorted(rows, key=lambda row: int(row["number"]))
-    missed = len(list(takewhile(lambda row: row["reward"] < score, ordered)))
-    return ordered[missed] if missed < len(ordered) else None

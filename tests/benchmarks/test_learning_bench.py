@@ -5,7 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning.trainings import StudyRun, cost_to_score, evaluation_figures
+import pytest
+
+from benchmarks.learning.gains import arm_gains, cost_to_score
+from benchmarks.learning.trainings import StudyRun, evaluation_figures
 from benchmarks.row_file import RowFile
 
 
@@ -14,7 +17,7 @@ def metrics(step: int, elapsed_s: float, tokens: float) -> dict[str, Any]:
 
 
 def evaluation(number: int, reward: float | None) -> dict[str, Any]:
-    return {"number": number, "reward": reward, "reward_ci": [0.1, 0.9]}
+    return {"number": number, "reward": reward, "reward_ci": [0.1, 0.9], "rewards": {"a": reward}}
 
 
 def test_costs_add_up_over_the_processes_of_a_training() -> None:
@@ -35,3 +38,32 @@ def test_a_training_is_named_by_what_both_arms_share(tmp_path: Path) -> None:
     rows.add({**run.key, "kind": "evaluation", "number": 0})
     again = RowFile(tmp_path / "rows.jsonl")
     assert again.find(run.key) is not None and len(again.rows("evaluation")) == 1
+
+
+def run_of(arm: str, seed: int, *evaluated: tuple[int, list[float | None]]) -> list[dict[str, Any]]:
+    costs = {"tokens": 1000, "seconds": 10.0}
+    means = [[reward for reward in rewards if reward is not None] for _, rewards in evaluated]
+    return [
+        {"env": "math", "arm": arm, "seed": seed, "number": number, "rewards": rewards, "reward": sum(mean) / len(mean)}
+        | {name: number * cost for name, cost in costs.items()}
+        for (number, rewards), mean in zip(evaluated, means, strict=True)
+    ]
+
+
+def test_arms_are_paired_by_seed_and_task_and_a_score_is_reached_over_the_common_start() -> None:
+    rows = [
+        *run_of("async", 0, (0, [0, 0, 1, 1]), (5, [0, 0, 1, 1]), (10, [1, 0, 1, 1])),
+        *run_of("async", 1, (0, [0, 0, 0, 1]), (5, [1, 1, 1, 1]), (10, [0, 1, 0, 1])),
+        *run_of("prefix", 0, (0, [0, 0, 0, 1]), (5, [0, 1, 1, None]), (10, [1, 1, 1, None])),
+        *run_of("sync", 0, (0, [0, 0, 1, 1])),
+    ]
+    without, behind = arm_gains(rows, 0.2)
+    assert (without.arm, without.seeds, without.before, without.after) == ("async", 2, 0.375, 0.625)
+    assert without.gain.mean == 0.25 and without.over_baseline is None
+    # The starts of seed 0 have the mean (2/4 + 1/4 + 2/4) / 3; evaluations of the first weights reach nothing.
+    assert (without.reached, without.tokens, without.seconds) == (2, 7500, 75)
+    assert (behind.arm, behind.seeds, behind.reached, behind.tokens) == ("prefix", 1, 1, 5000)
+    assert behind.gain.mean == 1.0 and behind.over_baseline is not None
+    assert behind.over_baseline.mean == pytest.approx(1 / 3), "of the three tasks that both have"
+    assert [row.reached for row in arm_gains(rows, 0.7)] == [0, 0]
+    assert next(arm_gains(rows, 0.7)).seconds is None

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.learning.gains import difference_over_runs
 from heddle_dask.training.intervals import bootstrap_mean, paired_difference
-from scripts.learning import difference_over_runs
 
 _VALUES = st.lists(st.floats(-5, 5), min_size=1, max_size=4)
 
