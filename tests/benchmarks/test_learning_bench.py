@@ -65,5 +65,5 @@ def test_arms_are_paired_by_seed_and_task_and_a_score_is_reached_over_the_common
     assert (behind.arm, behind.seeds, behind.reached, behind.tokens) == ("prefix", 1, 1, 5000)
     assert behind.gain.mean == 1.0 and behind.over_baseline is not None
     assert behind.over_baseline.mean == pytest.approx(1 / 3), "of the three tasks that both have"
-    assert [row.reached for row in arm_gains(rows, 0.7)] == [0, 0]
-    assert next(arm_gains(rows, 0.7)).seconds is None
+    assert [row.reached for row in arm_gains(rows, 0.8)] == [0, 0]
+    assert next(arm_gains(rows, 0.8)).seconds is None
