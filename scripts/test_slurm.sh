@@ -8,7 +8,9 @@ said=$(sh scripts/install_slurm.sh 2>&1)
 code=$?
 if [ "$code" -eq 0 ]; then
   [ -z "$said" ] || echo "$said"
-  PYTHONHASHSEED=0 PYTHON="$PYTHON" exec sh scripts/pytest_twice.sh slurm -m slurm tests/slurm
+  # These tests wait for SLURM: two files at once, each on daemons of its own.
+  PYTHONHASHSEED=0 PYTHON="$PYTHON" exec sh scripts/pytest_twice.sh slurm -n 2 --dist loadfile \
+    --no-loadscope-reorder --max-worker-restart 0 -m slurm tests/slurm
 fi
 if [ "$code" -eq 3 ] && [ "${1:-}" = "--optional" ]; then
   count=$("$PYTHON" -m pytest -q --collect-only -m slurm tests/slurm 2>/dev/null | grep -c "::")

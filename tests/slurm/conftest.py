@@ -17,11 +17,17 @@ IN_THE_BACKGROUND = "longer_than_a_walltime"
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Begin the rollout that takes minutes with the first of these tests, and ask for its result in the last."""
+    """Begin the rollout that takes minutes with the first test of its file, which is the first file, and ask for its
+    result in the last test.
+
+    Where files run beside each other, a file is in one process from its first test to its last.
+    """
     asking = [item for item in items if IN_THE_BACKGROUND in getattr(item, "fixturenames", ())]
-    items[:] = [*(item for item in items if item not in asking), *asking]
-    first = next((item for item in items if item.get_closest_marker("slurm")), None)
-    if asking and first is not None and first not in asking:
+    files = {item.path for item in asking}
+    meanwhile = [item for item in items if item.path in files and item not in asking]
+    items[:] = [*meanwhile, *(item for item in items if item.path not in files), *asking]
+    first = next((item for item in meanwhile if item.get_closest_marker("slurm")), None)
+    if first is not None:
         first.fixturenames.insert(0, IN_THE_BACKGROUND)
 
 
