@@ -82,7 +82,7 @@ def test_jobs_that_are_cancelled_or_killed_in_a_step_are_replaced_and_nothing_fa
             SlurmCluster(path, asynchronous=True, on_event=told.append) as cluster,
             Client(cluster, asynchronous=True) as client,
         ):
-            rolling = asyncio.create_task(roll(client, model_dir, 16, engines=2, steps=8, tokens=100))
+            rolling = asyncio.create_task(roll(client, model_dir, 16, engines=2, steps=5, tokens=100))
             await until(lambda: len(workers(cluster, "gpu")) == 2)
             running = {job.name: job.job_id for job in cluster.jobs() if job.group == "gpu"}
             # A step takes two seconds: one is running whenever this comes. SIGTERM first, SIGKILL five seconds later.
@@ -113,7 +113,7 @@ def test_a_node_that_goes_down_costs_no_trajectory(slurm: Lab, tmp_path: Path, m
             SlurmCluster(path, asynchronous=True, on_event=told.append) as cluster,
             Client(cluster, asynchronous=True) as client,
         ):
-            rolling = asyncio.create_task(roll(client, model_dir, 16, engines=2, steps=6, tokens=60))
+            rolling = asyncio.create_task(roll(client, model_dir, 16, engines=2, steps=4, tokens=60))
             await until(lambda: len(workers(cluster, "gpu")) == 2)
             (job,) = [job for job in cluster.jobs() if job.name == "gpu-0"]
             node = slurm.job_fields(int(job.job_id))["NodeList"]
@@ -255,7 +255,7 @@ def test_squeue_is_asked_once_per_period_for_all_jobs(
     wrapper.chmod(0o755)
     monkeypatch.setenv("PATH", f"{wrapper.parent}{os.pathsep}{os.environ['PATH']}")
     path = write_cluster_file(tmp_path, gpu="minimum = 2\nmaximum = 2", cpu="minimum = 2\nmaximum = 2")
-    period_s = 4.0
+    period_s = 2.5
     path.write_text(path.read_text().replace('poll = "1s"', f"poll = {period_s}"))
 
     def asked_by_the_driver() -> list[float]:
