@@ -32,8 +32,6 @@ STORED = [
 ]
 JOURNALLED = [plain_trajectory(index) for index in (3, 4)]
 EXPECTED = [exact(record) for record in [*STORED, *JOURNALLED]]
-DAMAGES = 1000
-READ_BY_COMMANDS = 150
 
 
 class Files:
@@ -165,10 +163,11 @@ COLUMNS: dict[str, str] = {}
 
 
 @pytest.mark.slow
-def test_a_thousand_damages(files: Files) -> None:
+@pytest.mark.parametrize(("damages", "by_commands"), [(200, 50), pytest.param(1000, 150, marks=pytest.mark.long)])
+def test_many_damages(files: Files, damages: int, by_commands: int) -> None:
     """A run that lost lines at the end of its journal is shorter, and otherwise right.
 
-    Thirty are read as each command does, the others where the damage is. A damage that changes nothing that is read
+    The first ones are read as each command does, the others where the damage is. A damage that changes nothing that is read
     (an attribute of a column) leaves the run whole.
     """
     pytest.importorskip("pyarrow")
@@ -177,10 +176,10 @@ def test_a_thousand_damages(files: Files) -> None:
     chance = random.Random(7)
     reading: list[Callable[[Path], list[str]]] = [show, show_each, read_columns, export, resume]
     noticed = 0
-    for number in range(DAMAGES):
+    for number in range(damages):
         damaged = files.damage(chance)
         way: Callable[[Path], list[str]] = reading[number % len(reading)]
-        if number >= READ_BY_COMMANDS:
+        if number >= by_commands:
             way = partial(read_what_is_damaged, damaged=damaged)
         told = f"damage {number} of {damaged.relative_to(files.run.parent)}, {way}"
         try:
@@ -194,8 +193,8 @@ def test_a_thousand_damages(files: Files) -> None:
         else:
             least = 3 if damaged.suffix == ".journal" or way not in (show, show_each, resume) else 5
             assert found == EXPECTED[: len(found)] and len(found) >= least, told
-        if number >= READ_BY_COMMANDS:
+        if number >= by_commands:
             files.restore_beside(damaged)
         else:
             files.restore()
-    assert noticed > DAMAGES // 3
+    assert noticed > damages // 3
