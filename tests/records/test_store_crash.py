@@ -105,14 +105,15 @@ def test_an_append_that_dies_at_its_ends_is_repaired(run, tmp_path):
 
 @pytest.mark.slow
 def test_an_append_that_dies_at_any_kind_of_write_is_repaired(run, tmp_path):
-    """In each table the first shape and the first chunk, and one write of 17, which is a shape or a chunk in turn.
+    """In each table the first shape and the first chunk, and one write of 41, which is a shape or a chunk in turn.
 
     The columns of a table are written in the same way; the first writes and the commit are in the test above.
     """
     keys = keys_of_an_append(run, tmp_path / "whole.zarr")
     kinds = [(key.split("/")[0], key.endswith("zarr.json")) for key in keys]
     assert len(set(kinds)) == 2 * len(TABLES) + 1  # and the root
-    for stage in sorted({*map(kinds.index, kinds), *range(17, len(keys), 17)}):
+    in_the_test_above = {0, 1, len(keys) - 2, len(keys) - 1}
+    for stage in sorted({*map(kinds.index, kinds), *range(41, len(keys), 41)} - in_the_test_above):
         crash_and_go_on(run, tmp_path / "x.zarr", stage)
 
 
@@ -166,7 +167,7 @@ def test_sigkill_of_a_busy_writer_keeps_what_was_committed(tmp_path):
     path = tmp_path / "x.zarr"
     RunStore.create(path, {}).close()
     chance = random.Random(4)
-    for _ in range(4):
+    for _ in range(2):
         child = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(path)],
             stdout=subprocess.PIPE,
