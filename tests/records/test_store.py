@@ -46,18 +46,9 @@ def test_random_trajectories_come_back_exactly(drawn):
             store.append(records)
         reader = RunReader(path)
         assert len(reader) == len(records)
-        for stored, given_record in zip(reader, records, strict=True):
+        for stored, (given_record, contexts) in zip(reader, drawn, strict=True):
             assert_same(stored, given_record)
-
-
-@few
-@given(many_trajectories())
-def test_segments_up_to_a_step_are_the_context_that_the_engine_saw(drawn):
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "x.zarr"
-        with RunStore.create(path, {}) as store:
-            store.append([record for record, _ in drawn])
-        for stored, (_, contexts) in zip(RunReader(path), drawn, strict=True):
+            # Segments up to a step are the context that the engine saw.
             for step, context in zip(stored.steps, contexts, strict=True):
                 segments = stored.branches[step.branch].segments()
                 ids = [token for segment in segments for token in segment.token_ids.tolist()]
@@ -65,7 +56,7 @@ def test_segments_up_to_a_step_are_the_context_that_the_engine_saw(drawn):
 
 
 @pytest.mark.slow
-@settings(few, max_examples=5)
+@settings(few, max_examples=3)
 @given(many_trajectories(min_size=2, max_size=6), st.sets(st.integers(1, 5), min_size=1))
 def test_any_partition_into_batches_gives_the_same_store(drawn, cuts):
     records = [record for record, _ in drawn]
@@ -340,7 +331,7 @@ def test_second_writer_is_refused_until_the_first_closes(tmp_path):
     RunStore.append_to(run).close()
 
 
-@few
+@settings(few, max_examples=6)
 @given(many_trajectories(max_size=5), st.integers(0, 5))
 def test_recover_brings_what_the_store_lacks_once(drawn, stored):
     records = [record for record, _ in drawn]
