@@ -95,8 +95,10 @@ def _oracle(preset: str, plans: Sequence[PlannedTrajectory], suffix: str) -> obj
 ORACLE = build_strategies("heddle", overrides=["predictor=oracle"]).predictor.options
 
 
-@pytest.mark.parametrize("pair", [("sticky", "least-load"), ("heddle", "sticky-least-loaded")])
-@pytest.mark.parametrize("weights", [(1.0, 3.0), (2.0, 1.0)])
+@pytest.mark.parametrize(
+    ("pair", "weights"),
+    [(("sticky", "least-load"), (2.0, 1.0)), (("heddle", "sticky-least-loaded"), (1.0, 3.0))],
+)
 def test_saturated_runs_get_tokens_by_their_weights(pair: tuple[str, str], weights: tuple[float, float]) -> None:
     watched = Watched(*pair, weights)
     assert sum(watched.tokens.values()) > 3000
