@@ -124,7 +124,7 @@ class RandomWorld(RuleBasedStateMachine):
 # A failure is shrunk for up to five minutes; the ceiling lets it end.
 TestRandomWorld = pytest.mark.timeout(900)(RandomWorld.TestCase)
 TestRandomWorld.settings = settings(
-    max_examples=120,
+    max_examples=60,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
