@@ -63,7 +63,7 @@ def _traced(steps: list[dict[str, object]]) -> TracedTrajectory:
     derived=st.booleans(),
     last_tool_s=st.tuples(st.floats(0, 900), st.floats(0, 900)),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_future_changes_no_feature(
     past: list[dict[str, object]],
     one_future: list[dict[str, object]],
