@@ -12,4 +12,4 @@ ELSEWHERE = ("rollout", "show", "replay", "doctor", "simulate", "plan", "profile
 
 @pytest.mark.slow
 def test_bad_command_lines_are_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check(tmp_path, monkeypatch, 360, 0, [name for name in ALL.commands if name not in ELSEWHERE])
+    check(tmp_path, monkeypatch, 180, 0, [name for name in ALL.commands if name not in ELSEWHERE])
