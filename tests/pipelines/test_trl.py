@@ -60,6 +60,7 @@ def test_trl_trains_on_what_the_newest_weights_sampled(lora: bool, tmp_path: Pat
     assert len(losses) == STEPS and all(abs(loss) < 10 for loss in losses)
 
 
+@pytest.mark.long
 def test_two_processes_with_sharded_weights_share_what_one_rolls_out_and_end_together(tmp_path: Path) -> None:
     launch = [str(Path(sys.executable).parent / "accelerate"), "launch", "--multi_gpu", "--num_processes", "2"]
     script = str(ROOT / "tests/worlds/trl_trainer.py")
