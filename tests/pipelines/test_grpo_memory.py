@@ -215,7 +215,7 @@ def plain_varlen(
     return torch.stack(rows)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_ranks_read_and_hold_a_half_each_and_train_as_one(tmp_path: Path) -> None:
     model = model_of(tmp_path / "model", qwen(), torch.bfloat16)
     one = TrainerSpec(str(model), "unused", "a")
