@@ -167,8 +167,8 @@ COLUMNS: dict[str, str] = {}
 def test_many_damages(files: Files, damages: int, by_commands: int) -> None:
     """A run that lost lines at the end of its journal is shorter, and otherwise right.
 
-    The first ones are read as each command does, the others where the damage is. A damage that changes nothing that is read
-    (an attribute of a column) leaves the run whole.
+    The first ones are read as each command does, the others where the damage is. A damage that changes nothing that
+    is read (an attribute of a column) leaves the run whole.
     """
     pytest.importorskip("pyarrow")
     reader = RunReader(files.run)
