@@ -81,11 +81,13 @@ def test_what_fails_once_runs_again_and_a_process_that_ends_is_a_failure(tmp_pat
         "def test_behind(): pass\n"
     )
 
-    options = ["-n", "1", "--max-worker-restart", "0", "test_it.py"]
+    # Nothing else that is installed takes part: to import its plugins takes pytest seconds at each start.
+    options = ["-p", "xdist.plugin", "-n", "1", "--max-worker-restart", "0", "test_it.py"]
+    without = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHON": sys.executable, "PYTHONPATH": str(SCRIPT.parents[1])}
 
     def code(end: str) -> int:
         (tmp_path / "seen").unlink(missing_ok=True)
-        env = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(SCRIPT.parents[1]), "END": end}
+        env = {**os.environ, **without, "END": end}
         command = ["sh", str(SCRIPT.with_name("pytest_twice.sh")), "it", *options]
         return subprocess.run(command, cwd=tmp_path, env=env, check=False).returncode
 
