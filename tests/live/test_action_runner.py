@@ -489,13 +489,15 @@ def test_a_coroutine_that_blocks_disturbs_no_other(tmp_path: Path) -> None:
     ("culprit", "error"), [(ends_its_process, ToolProcessEnded), (ignores_that_it_is_cancelled, TimeoutError)]
 )
 def test_a_coroutine_whose_process_must_end_fails_alone(
-    tmp_path: Path, culprit: Callable[[], Any], error: type[Exception]
+    tmp_path: Path, culprit: Callable[[], Any], error: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(coroutine_calls, "_CANCELLED_S", 0.5)
+
     async def body(actions: Actions) -> None:
         go = tmp_path / "go"
         beside = asyncio.ensure_future(actions(waits_beside, str(go)))
         with pytest.raises(error):
-            await actions(culprit, timeout_s=1.0 if error is TimeoutError else None)
+            await actions(culprit, timeout_s=0.5 if error is TimeoutError else None)
         go.touch()
         await beside
 
