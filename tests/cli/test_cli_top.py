@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from heddle_dask.cli.main import main
+
 HANG_S = 120.0
 MAIN = [sys.executable, "-c", "from heddle_dask.cli.main import main; main()"]
 AGENTS = """
@@ -174,12 +176,23 @@ def until_seen(terminal: int, seen: bytes, enough: Callable[[str], bool]) -> byt
         (["--interval", "0"], "interval"),
     ],
 )
-def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], said: str) -> None:
+def test_bad_input_is_one_line(
+    tmp_path: Path,
+    arguments: list[str],
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The whole command in this process: to start one takes seconds, as in the test below."""
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "text.json").write_text("address")
-    answered = answer(tmp_path, *arguments)
-    assert (answered.returncode, answered.stdout) == (2, "")
-    assert len(answered.stderr.splitlines()) == 1 and said in answered.stderr, answered.stderr
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["heddle", "top", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert len(err.splitlines()) == 1 and said in err, err
 
 
 def test_where_nobody_answers_it_is_one_line(tmp_path: Path) -> None:
