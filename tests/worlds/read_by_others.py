@@ -39,7 +39,10 @@ def openenv(path: Path) -> list[Any]:
 
 def trl(path: Path) -> list[Any]:
     """By TRL's own conversion of OpenEnv's traces into what its asynchronous trainer trains on."""
-    importlib.import_module("trl.experimental.async_grpo")
+    # Without its trainer, which takes seconds to import.
+    experimental = importlib.import_module("trl.experimental")
+    bare("trl.experimental.async_grpo").__path__ = [str(Path(experimental.__path__[0], "async_grpo"))]
+    importlib.import_module("trl.experimental.async_grpo.async_rollout_worker")
     for name in ("openenv", "openenv.core", "openenv.core.harness", "openenv.core.harness.capture"):
         bare(name)
     # Types alone, of servers that are not needed here.
