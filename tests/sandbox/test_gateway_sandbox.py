@@ -38,24 +38,28 @@ def public(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     shutil.rmtree(path)
 
 
-def image_in(folder: Path) -> Path:
-    with tempfile.TemporaryDirectory() as made:
-        base = layer_of(small_root(Path(made, "root"), with_extensions=True))
-    image = ImageFiles([base], {"WorkingDir": "/tmp"}).docker_tar(folder / "image.tar")
-    image.chmod(0o644)
-    return image
+@pytest.fixture(scope="module")
+def image() -> Iterator[str]:
+    """An archive that every user can read."""
+    folder = Path(tempfile.mkdtemp(prefix="heddle-test-image-"))
+    folder.chmod(0o711)
+    base = layer_of(small_root(folder / "root", with_extensions=True))
+    archive = ImageFiles([base], {"WorkingDir": "/tmp"}).docker_tar(folder / "image.tar")
+    archive.chmod(0o644)
+    yield str(archive)
+    shutil.rmtree(folder)
 
 
 @needs_bwrap
 @pytest.mark.parametrize("of", ["machine", "image"])
-def test_the_gateway_is_the_only_network(of: str, public: Path) -> None:
-    image = str(image_in(public)) if of == "image" else ""
-    asyncio.run(asyncio.wait_for(gateway_suite.check_gateway(image, public / "boxes"), 200))
+def test_the_gateway_is_the_only_network(of: str, image: str, public: Path) -> None:
+    chosen = image if of == "image" else ""
+    asyncio.run(asyncio.wait_for(gateway_suite.check_gateway(chosen, public / "boxes"), 200))
 
 
 @needs_bwrap
 @pytest.mark.skipif(os.geteuid() != 0, reason="the other tests are those of an ordinary user")
-def test_an_ordinary_user_has_the_same(public: Path) -> None:
+def test_an_ordinary_user_has_the_same(image: str, public: Path) -> None:
     python = shutil.which("python3", path="/usr/bin")
     found = [] if python is None else [python, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]
     if not found or subprocess.run(found).returncode:
@@ -72,7 +76,7 @@ def test_an_ordinary_user_has_the_same(public: Path) -> None:
         os.chown(folder, 12345, 12345)
     program = [*writable_layer.as_user(12345), str(python), str(public / "code" / "gateway_suite.py")]
     done = subprocess.run(
-        [*program, str(home / "boxes"), "", str(image_in(public))],
+        [*program, str(home / "boxes"), "", image],
         env={"TMPDIR": str(home), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(public / "code"), "HOME": str(home)},
         capture_output=True,
         text=True,
