@@ -120,7 +120,7 @@ async def check_gateway(image: str, base: Path) -> None:
             return result.stdout.strip()
 
         assert await ran("echo", 8 * MIB) == "True"
-        assert await ran("many", 200) == "True"
+        assert await ran("many", 80) == "True"
         assert await ran("outside", port) == "['lo']"
         assert await ran("ended") == "b''"
         # A client that goes away in the midst of a stream is seen to go, and so is a command that is killed.
@@ -129,7 +129,7 @@ async def check_gateway(image: str, base: Path) -> None:
         gateway.left.clear()
         python = "python" if image else "python3"
         text = f'{python} -c \'import socket as s; e = s.create_connection(("127.0.0.1", 8911)); e.sendall(b"S")\n'
-        result = await box.exec(Command(text + "while e.recv(9): pass'", timeout_s=1.5))
+        result = await box.exec(Command(text + "while e.recv(9): pass'", timeout_s=1.0))
         assert result.ended_by == "timeout", result
         await asyncio.wait_for(gateway.left.wait(), 20)
         # The programs of the agent cannot be changed, and a service has a gateway too.
