@@ -71,7 +71,7 @@ def test_guesses_are_treated_as_certain_lengths_are() -> None:
 
 def test_the_long_ones_come_together_and_the_work_is_shared_out() -> None:
     stage = stage_of("ABCD", f"admission={DEADLINE},profile=qwen3-14b-h100")
-    rows = [(f"long{i}", 8000.0 - i) for i in range(8)] + [(f"short{i}", 2000.0 - i) for i in range(1200)]
+    rows = [(f"long{i}", 8000.0 - i) for i in range(8)] + [(f"short{i}", 2000.0 - i) for i in range(500)]
     names = [name for told in submit(stage, rows) for name in told]
     placed = homes(stage, names)
     with_long = {placed[name] for name, _ in rows[:8]}
