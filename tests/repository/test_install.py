@@ -205,6 +205,7 @@ def test_a_python_that_the_lock_does_not_serve_is_refused(site: Site) -> None:
     assert not site.venv.exists()
 
 
+@pytest.mark.long
 def test_a_half_made_environment_is_made_again(site: Site) -> None:
     """What `python -m venv` leaves behind on Debian without python3-venv: an interpreter without pip."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", site.venv], check=True, timeout=60)
