@@ -160,7 +160,7 @@ def test_sigkill_of_a_writer_that_compacts_loses_nothing(tmp_path: Path) -> None
     asyncio.run(RunWriter(out, "create", {}).close())
     chance = random.Random(5)
     number = 0
-    for _ in range(3):
+    for _ in range(2):
         child = subprocess.Popen(
             [sys.executable, "-c", WRITER, str(out), str(number)],
             stdout=subprocess.PIPE,
