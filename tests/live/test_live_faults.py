@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import dask
 import psutil
 import pytest
+from distributed import Client
 from worlds.live_agents import ToolAgent, always_die, count_and_maybe_die, echo_tool, lose_both
 from worlds.live_world import (
-    cluster,
     control_lines,
     emulated,
     engine_process,
     engine_processes,
+    idle_clusters,
     kill,
     lives,
     run,
@@ -30,6 +32,7 @@ from heddle_dask.core.journal_codec import replay
 from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.engines.health import HealthLimits
 from heddle_dask.environments.base import Context, Task
+from heddle_dask.live.clusters.local import LocalRolloutCluster
 from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.options import Budget
 from heddle_dask.live.driver.rollout import Rollout
@@ -64,46 +67,6 @@ def check_complete(records: Sequence[TrajectoryRecord], count: int, steps: int) 
         (branch,) = record.branches
         sampled = sum(step.generated_tokens for step in record.steps)
         assert int(branch.loss_mask.sum()) == sampled == steps * 20
-
-
-def test_a_killed_rollout_worker_takes_its_engine_and_loses_nothing(model_dir: str, tmp_path: Path) -> None:
-    async def body() -> None:
-        # Dask looks this long after the death whether the worker is back.
-        with dask.config.set({"distributed.deploy.lost-worker-timeout": "10ms"}):
-            await killed()
-
-    async def killed() -> None:
-        async with cluster() as (_, client):
-            rollout = Rollout(
-                client,
-                env=ToolAgent(steps=5, tokens=20),
-                model=model_dir,
-                engines=emulated(model_dir, seconds_per_token=0.01),
-                samples=4,
-                out=tmp_path / "run.zarr",
-            )
-            async with rollout:
-                engines: list[psutil.Process] = []
-
-                def fault() -> None:
-                    engines.extend(engine_processes("rollout-0"))
-                    kill(worker_process("rollout-0").pid)
-
-                records = await collect(rollout.stream(6), 2, fault)
-                check_complete(records, 24, 5)
-                assert engines, "the killed worker hosted an engine"
-                await until(lambda: not any(map(lives, engines)))
-                # The nanny restarts the worker, and the worker its engine, which takes steps again.
-                await until(lambda: rollout.progress()["engines_ready"] == 2)
-                second = await collect(rollout.stream(6), 0, lambda: None)
-                check_complete(second, 24, 5)
-                used = {step.engine_id for record in second for step in record.steps}
-                assert len(used) == 2
-
-    run(body())
-    lines = control_lines(tmp_path / "run.zarr")
-    assert any(line[0][0] == "EngineLost" and line[0][-1] is True for line in lines)
-    assert list(replay(Controller(build_strategies(DEFAULT_PRESET)), lines)) == []
 
 
 def test_a_run_whose_only_engine_dies_before_its_first_step_waits_for_it(
@@ -153,72 +116,6 @@ def test_a_killed_engine_is_restarted_and_its_steps_go_on_elsewhere(model_dir: s
     run(body())
 
 
-class DeadlyTool(ToolAgent):
-    """Calls a tool that kills its worker at the first call."""
-
-    def __init__(self, marker: str) -> None:
-        super().__init__()
-        self.marker = marker
-
-    async def solve(self, task: Task, ctx: Context) -> float | None:
-        ctx.append("user", task.prompt)
-        await ctx.generate(max_tokens=5, ignore_eos=True)
-        if task.task_id == "t0":
-            return float(await ctx.call(count_and_maybe_die, self.marker))
-        for _ in range(10):
-            await ctx.call(echo_tool, "x", 0.1)
-        return 0.0
-
-
-def test_actions_of_a_killed_tool_worker_run_again(model_dir: str, tmp_path: Path) -> None:
-    marker = str(tmp_path / "calls")
-
-    async def body() -> Any:
-        async with cluster(engines=1, tool_workers=2) as (_, client):
-            rollout = Rollout(client, env=DeadlyTool(marker), model=model_dir, engines=emulated(model_dir))
-            return await rollout.run(4)
-
-    batch = run(body())
-    assert batch.counts == {"completed": 4}
-    rewards = {record.task_id: record.reward for record in batch}
-    assert rewards == {"t0": 2.0, "t1": 0.0, "t2": 0.0, "t3": 0.0}
-
-
-def test_calls_of_a_tool_worker_that_is_lost_with_another_worker_run_again(model_dir: str) -> None:
-    async def body() -> Any:
-        async with cluster(engines=2, tool_workers=2) as (_, client):
-            agent = ToolAgent(steps=2, tool_s=1.0)
-            rollout = Rollout(client, env=agent, model=model_dir, engines=emulated(model_dir))
-            running = asyncio.ensure_future(rollout.run(4))
-            while not await client.run_on_scheduler(lose_both):
-                await asyncio.sleep(0.01)
-            return await running
-
-    assert run(body()).counts == {"completed": 4}
-
-
-class PoisonedTool(ToolAgent):
-    """One task's tool kills every worker that runs it."""
-
-    async def solve(self, task: Task, ctx: Context) -> float | None:
-        if task.task_id == "t0":
-            await ctx.call(always_die)
-        return 1.0
-
-
-def test_an_action_that_kills_every_worker_is_given_up(model_dir: str) -> None:
-    async def body() -> Any:
-        async with cluster(engines=1, tool_workers=2) as (_, client):
-            rollout = Rollout(client, env=PoisonedTool(), model=model_dir, engines=emulated(model_dir))
-            return await rollout.run(2)
-
-    batch = run(body())
-    by_task = {record.task_id: record for record in batch}
-    assert by_task["t1"].status == "completed"
-    assert (by_task["t0"].status, by_task["t0"].cause) == ("failed", "action")
-    assert "its worker died 4 times while it ran" in by_task["t0"].detail
-
-
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
@@ -247,7 +144,8 @@ def test_a_hanging_engine_is_killed_and_replaced(model_dir: str, fault: str, rea
 
     with pytest.MonkeyPatch.context() as patch:
         stall_s = 1.0 if fault.startswith("stuck") else 60.0  # what hangs makes no progress either
-        watch = Watch(health=HealthLimits(0.2, 2), stall_s=stall_s, canary_s=1.0)
+        check_s = 1.0 if fault.startswith("hang") else 5.0
+        watch = Watch(health=HealthLimits(0.2, 2, check_s=check_s), stall_s=stall_s, canary_s=1.0)
         patch.setattr(open_session, "RolloutWorker", lambda spec, _: RolloutWorker(spec, watch))
         batch = run(body())
     check_complete(batch.trajectories, 12, 3)
@@ -315,9 +213,149 @@ def test_an_interrupt_before_the_first_step_still_yields_every_record(model_dir:
     assert [record.status for record in records] == ["aborted"] * 5
 
 
-def test_a_killed_scheduler_ends_the_run_and_keeps_what_is_finished(model_dir: str, tmp_path: Path) -> None:
+# -- workers and the scheduler: on a cluster of this file's own, whose nannies start again what is killed ------------
+
+
+@pytest.fixture(scope="module")
+def place() -> Iterator[LocalRolloutCluster]:
+    # Dask looks this long after the death of a worker whether it is back.
+    with (
+        dask.config.set({"distributed.deploy.lost-worker-timeout": "10ms"}),
+        LocalRolloutCluster(2, tool_workers=2, tool_cpus=8, dashboard=False) as made,
+    ):
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def own_client(place: LocalRolloutCluster, workers: int = 4) -> AsyncIterator[Client]:
+    """A client of it, once all of its workers are there; its processes are seen meanwhile, and by no other test."""
+    idle_clusters.discard(str(place.directory))
+    try:
+        async with Client(place.scheduler_address, security=place.security, asynchronous=True) as client:
+            await client.wait_for_workers(workers)
+            yield client
+    finally:
+        idle_clusters.add(str(place.directory))
+
+
+def test_a_killed_rollout_worker_takes_its_engine_and_loses_nothing(
+    place: LocalRolloutCluster, model_dir: str, tmp_path: Path
+) -> None:
     async def body() -> None:
-        async with cluster(1) as (made, client):
+        async with own_client(place) as client:
+            rollout = Rollout(
+                client,
+                env=ToolAgent(steps=5, tokens=20),
+                model=model_dir,
+                engines=emulated(model_dir, seconds_per_token=0.005),
+                samples=4,
+                out=tmp_path / "run.zarr",
+            )
+            async with rollout:
+                engines: list[psutil.Process] = []
+
+                def fault() -> None:
+                    engines.extend(engine_processes("rollout-0"))
+                    kill(worker_process("rollout-0").pid)
+
+                records = await collect(rollout.stream(6), 2, fault)
+                check_complete(records, 24, 5)
+                assert engines, "the killed worker hosted an engine"
+                await until(lambda: not any(map(lives, engines)))
+                # The nanny restarts the worker, and the worker its engine, which takes steps again.
+                await until(lambda: rollout.progress()["engines_ready"] == 2)
+                second = await collect(rollout.stream(6), 0, lambda: None)
+                check_complete(second, 24, 5)
+                used = {step.engine_id for record in second for step in record.steps}
+                assert len(used) == 2
+
+    run(body())
+    lines = control_lines(tmp_path / "run.zarr")
+    assert any(line[0][0] == "EngineLost" and line[0][-1] is True for line in lines)
+    assert list(replay(Controller(build_strategies(DEFAULT_PRESET)), lines)) == []
+
+
+class DeadlyTool(ToolAgent):
+    """Calls a tool that kills its worker at the first call."""
+
+    def __init__(self, marker: str) -> None:
+        super().__init__()
+        self.marker = marker
+
+    async def solve(self, task: Task, ctx: Context) -> float | None:
+        ctx.append("user", task.prompt)
+        await ctx.generate(max_tokens=5, ignore_eos=True)
+        if task.task_id == "t0":
+            return float(await ctx.call(count_and_maybe_die, self.marker))
+        for _ in range(10):
+            await ctx.call(echo_tool, "x", 0.1)
+        return 0.0
+
+
+def test_actions_of_a_killed_tool_worker_run_again(place: LocalRolloutCluster, model_dir: str, tmp_path: Path) -> None:
+    marker = str(tmp_path / "calls")
+
+    async def body() -> Any:
+        async with own_client(place) as client:
+            rollout = Rollout(client, env=DeadlyTool(marker), model=model_dir, engines=emulated(model_dir))
+            return await rollout.run(4)
+
+    batch = run(body())
+    assert batch.counts == {"completed": 4}
+    rewards = {record.task_id: record.reward for record in batch}
+    assert rewards == {"t0": 2.0, "t1": 0.0, "t2": 0.0, "t3": 0.0}
+
+
+class PoisonedTool(ToolAgent):
+    """One task's tool kills every worker that runs it."""
+
+    async def solve(self, task: Task, ctx: Context) -> float | None:
+        if task.task_id == "t0":
+            await ctx.call(always_die)
+        return 1.0
+
+
+def test_an_action_that_kills_every_worker_is_given_up(place: LocalRolloutCluster, model_dir: str) -> None:
+    async def body() -> Any:
+        async with own_client(place) as client:
+            rollout = Rollout(
+                client,
+                env=PoisonedTool(),
+                model=model_dir,
+                engines=emulated(model_dir),
+                budget=Budget(retries=RetryPolicy(max_losses=1)),
+            )
+            return await rollout.run(2)
+
+    batch = run(body())
+    by_task = {record.task_id: record for record in batch}
+    assert by_task["t1"].status == "completed"
+    assert (by_task["t0"].status, by_task["t0"].cause) == ("failed", "action")
+    assert "its worker died 2 times while it ran" in by_task["t0"].detail
+
+
+# The two workers are closed, and do not come back.
+def test_calls_of_a_tool_worker_that_is_lost_with_another_worker_run_again(
+    place: LocalRolloutCluster, model_dir: str
+) -> None:
+    async def body() -> Any:
+        async with own_client(place) as client:
+            agent = ToolAgent(steps=2, tool_s=1.0)
+            rollout = Rollout(client, env=agent, model=model_dir, engines=emulated(model_dir))
+            running = asyncio.ensure_future(rollout.run(4))
+            while not await client.run_on_scheduler(lose_both):
+                await asyncio.sleep(0.01)
+            return await running
+
+    assert run(body()).counts == {"completed": 4}
+
+
+# The last of the file: it ends the cluster.
+def test_a_killed_scheduler_ends_the_run_and_keeps_what_is_finished(
+    place: LocalRolloutCluster, model_dir: str, tmp_path: Path
+) -> None:
+    async def body() -> None:
+        async with own_client(place, workers=2) as client:
             rollout = Rollout(
                 client,
                 env=ToolAgent(steps=4),
@@ -328,7 +366,7 @@ def test_a_killed_scheduler_ends_the_run_and_keeps_what_is_finished(model_dir: s
             )
 
             def fault() -> None:
-                kill(made.scheduler._process.program_pid)
+                kill(place.scheduler._process.program_pid)
 
             with pytest.raises(ControlPlaneFailed, match="the scheduler does not answer"):
                 await collect(rollout.stream(10), 3, fault)
