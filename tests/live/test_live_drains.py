@@ -9,8 +9,9 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -40,28 +41,48 @@ def started_job(made: LocalRolloutCluster, directory: Path, number: int, options
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
+@dataclass(slots=True)
+class Jobs:
+    """Jobs of one scheduler, by their number."""
+
+    made: LocalRolloutCluster
+    client: Client
+    directory: Path
+    running: list[Job] = field(default_factory=list)
+
+    async def start(self, *options: Sequence[str]) -> None:
+        """A job with a worker for each sequence of options; returns when they have joined."""
+        names = set()
+        for more in options:
+            names.add(f"job-{len(self.running)}")
+            self.running.append(started_job(self.made, self.directory, len(self.running), more))
+        while not names <= await self.workers():
+            await asyncio.sleep(0.05)
+
+    async def workers(self) -> set[str]:
+        assert self.client.scheduler is not None
+        workers = (await self.client.scheduler.identity(n_workers=-1))["workers"]
+        return {str(worker["name"]) for worker in workers.values()}
+
+
 @contextlib.asynccontextmanager
-async def jobs(directory: Path, *options: Sequence[str]) -> AsyncIterator[tuple[Client, list[Job]]]:
-    """A scheduler, and a job with a worker for each sequence of options. At the end all jobs have ended in order."""
-    running: list[Job] = []
+async def jobs(directory: Path) -> AsyncIterator[Jobs]:
+    """A scheduler, and the jobs that are started. At the end all have ended in order."""
     async with (
         LocalRolloutCluster(0, tool_workers=0, dashboard=False, asynchronous=True, directory=directory / "c") as made,
         Client(made, asynchronous=True) as client,
     ):
-        assert made.credentials is not None
+        each = Jobs(made, client, directory)
         try:
-            for number, more in enumerate(options):
-                running.append(started_job(made, directory, number, more))
-            await client.wait_for_workers(len(options))
-            yield client, running
+            yield each
         finally:
-            for job in running:
+            for job in each.running:
                 job.send_signal(signal.SIGTERM)
-            codes = [await asyncio.to_thread(job.wait) for job in running]
-            for job in running:
+            codes = [await asyncio.to_thread(job.wait) for job in each.running]
+            for job in each.running:
                 assert job.stdout is not None
                 job.stdout.close()
-        assert codes == [0] * len(running)
+        assert codes == [0] * len(each.running)
         assert list((directory / "scratch").iterdir()) == []
     logs = {path.name: path.read_text() for path in directory.rglob("*.log")}
     assert [name for name, text in logs.items() if "KeyError" in text] == [], "the scheduler does not know it any more"
@@ -91,93 +112,82 @@ def check_drained(out: Path, seen: Path, trajectories: int) -> Counter[str]:
     return kinds
 
 
-@pytest.fixture
-def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What goes to the engines and what they sample is written there."""
-    path = tmp_path / "seen.jsonl"
-    monkeypatch.setattr(open_session, "RolloutWorker", lambda spec, watch: RecordingWorker(spec, str(path)))
-    return path
-
-
-def test_a_job_that_is_told_of_its_end_gives_its_work_to_the_others(model_dir: str, seen: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run.zarr"
+async def told_of_their_end(jobs: Jobs, model_dir: str, out: Path) -> None:
+    """The first of two jobs with engines and the first of two with tools end while they work."""
     rollout_job, tool_job = ("--drain-s", "40"), ("--role", "tool", "--cpus", "4", "--drain-s", "40")
+    await jobs.start(rollout_job, rollout_job, tool_job, tool_job)
+    rollout = Rollout(
+        jobs.client,
+        env=ToolAgent(steps=6, tokens=50, tool_s=0.15),
+        model=model_dir,
+        engines=emulated(model_dir, seconds_per_token=0.006, slots=2, steps_ahead=1, kv_transfer=True),
+        strategy="heddle",
+        samples=2,
+        seed=5,
+        out=out,
+    )
+    batch = asyncio.ensure_future(rollout.run(8))
+    await until(lambda: rollout.progress()["tokens"] > 300)
+    ending = (jobs.running[0], jobs.running[2])
+    started = [process for job in ending for process in below(job)]
+    for process in started:
+        process.send_signal(signal.SIGTERM)  # as a batch system may send it to every process of a job
+    for job in ending:
+        job.send_signal(signal.SIGUSR1)
+    await until(lambda: all(job.poll() is not None for job in ending))
+    assert not any(process.is_running() for process in started)
+    assert (await batch).counts == {"completed": 16}
+
+
+async def ended_in_their_step(jobs: Jobs, model_dir: str, out: Path) -> None:
+    """A new job with an engine has less time than its steps take; a new one with tools leaves by itself meanwhile."""
+    await jobs.start(("--kill-wait-s", "9"), ("--role", "tool", "--ends-in", "45", "--drain-s", "30"))
+    rollout = Rollout(
+        jobs.client,
+        env=ToolAgent(steps=1, tokens=400),
+        model=model_dir,
+        engines=emulated(model_dir, seconds_per_token=0.02, slots=4),
+        strategy=Strategy("sticky", ["placement=round-robin"]),
+        out=out,
+    )
+    batch = asyncio.ensure_future(rollout.run(4))
+    await until(lambda: rollout.progress().get("generating") == 4)
+    jobs.running[4].send_signal(signal.SIGTERM)
+    assert (await batch).counts == {"completed": 4}
+    assert jobs.running[4].poll() == 0
+
+    alone = jobs.running[5]
+    await until(lambda: alone.poll() is not None)
+    assert alone.stdout is not None
+    told = alone.stdout.read().splitlines()
+    assert told[0].startswith("heddle job job-5: 1 workers started; the job ends in ")
+    assert told[-2].startswith("heddle job job-5: drains, since its time is over soon; ")
+    assert told[-1] == "heddle job job-5: drained"
+    assert await jobs.workers() == {"job-1", "job-3"}
+
+
+def test_jobs_that_end_give_their_work_to_the_others_in_time(
+    model_dir: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outs = tmp_path / "told.zarr", tmp_path / "outlasting.zarr"
+    seen = [path.with_suffix(".jsonl") for path in outs]
 
     async def body() -> None:
-        async with jobs(tmp_path, rollout_job, rollout_job, tool_job, tool_job) as (client, running):
-            rollout = Rollout(
-                client,
-                env=ToolAgent(steps=8, tokens=50, tool_s=0.15),
-                model=model_dir,
-                engines=emulated(model_dir, seconds_per_token=0.006, slots=2, steps_ahead=1, kv_transfer=True),
-                strategy="heddle",
-                samples=2,
-                seed=5,
-                out=out,
-            )
-            batch = asyncio.ensure_future(rollout.run(8))
-            await until(lambda: rollout.progress()["tokens"] > 300)
-            ending = (running[0], running[2])
-            started = [process for job in ending for process in below(job)]
-            for process in started:
-                process.send_signal(signal.SIGTERM)  # as a batch system may send it to every process of a job
-            for job in ending:
-                job.send_signal(signal.SIGUSR1)
-            await until(lambda: all(job.poll() is not None for job in ending))
-            assert not any(process.is_running() for process in started)
-            assert (await batch).counts == {"completed": 16}
+        async with jobs(tmp_path) as each:
+            for work, out, path in zip((told_of_their_end, ended_in_their_step), outs, seen, strict=True):
+                # What goes to the engines and what they sample is written there.
+                recording = partial(RecordingWorker, path=str(path))
+                monkeypatch.setattr(open_session, "RolloutWorker", lambda spec, watch, made=recording: made(spec))
+                await work(each, model_dir, out)
 
     run(body())
-    kinds = check_drained(out, seen, 16)
+    kinds = check_drained(outs[0], seen[0], 16)
     assert kinds["EngineDraining"] == kinds["HostDraining"] == kinds["ReleaseHost"] == 1
-    moves = [command for _, commands in control_lines(out) for command in commands if command[0] == "MoveContext"]
+    moves = [command for _, commands in control_lines(outs[0]) for command in commands if command[0] == "MoveContext"]
     left = [(kind, source) for _, _, source, _, kind in moves if source.startswith("job-0/")]
     assert left and {kind for kind, _ in left} == {"transfer"}, "contexts moved with their KV caches"
 
-
-def test_a_step_that_outlasts_its_job_goes_on_elsewhere_from_the_tokens_it_has(
-    model_dir: str, seen: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "run.zarr"
-
-    async def body() -> None:
-        tool_job = ("--role", "tool", "--cpus", "4")
-        async with jobs(tmp_path, ("--kill-wait-s", "9"), (), tool_job) as (client, running):
-            rollout = Rollout(
-                client,
-                env=ToolAgent(steps=1, tokens=500),
-                model=model_dir,
-                engines=emulated(model_dir, seconds_per_token=0.02, slots=4),
-                strategy=Strategy("sticky", ["placement=round-robin"]),
-                out=out,
-            )
-            batch = asyncio.ensure_future(rollout.run(4))
-            await until(lambda: rollout.progress().get("generating") == 4)
-            running[0].send_signal(signal.SIGTERM)
-            assert (await batch).counts == {"completed": 4}
-            assert running[0].poll() == 0
-
-    run(body())
-    kinds = check_drained(out, seen, 4)
+    kinds = check_drained(outs[1], seen[1], 4)
     assert kinds["EngineExpiring"] == 1
-    steps = [record.steps[0] for record in RunReader(out)]
-    assert sorted(step.preemptions for step in steps) == [0, 0, 1, 1]
-
-
-def test_a_job_leaves_by_itself_before_its_end(tmp_path: Path) -> None:
-    async def body() -> Any:
-        async with jobs(tmp_path, ("--ends-in", "45", "--drain-s", "30", "--workers", "1")) as (
-            client,
-            running,
-        ):
-            await until(lambda: running[0].poll() is not None)
-            assert running[0].stdout is not None
-            told = running[0].stdout.read().splitlines()
-            assert client.scheduler is not None
-            assert (await client.scheduler.identity(n_workers=-1))["workers"] == {}
-            return told
-
-    told = run(body())
-    assert told[0].startswith("heddle job job-0: 1 workers started; the job ends in ")
-    assert told[-2].startswith("heddle job job-0: drains, since its time is over soon; ")
-    assert told[-1] == "heddle job job-0: drained"
+    steps = [record.steps[0] for record in RunReader(outs[1])]
+    assert sorted(step.preemptions for step in steps) == [0, 0, 1, 1], "they went on from the tokens that they had"
