@@ -257,17 +257,13 @@ class TrainRun(RolloutRun):
     def _evaluation(self, client: Client) -> Evaluation | None:
         if not self.held_out:
             return None
-        engines = self.engines
-        if engines.tp_degrees is not None:
-            # The training's session has provided them, and a second one takes them as they are.
-            engines = replace(engines, tp_degrees=None, count=1)
 
         def open_rollout(held_out: HeldOutTasks) -> Rollout:
             return Rollout(
                 client,
                 env=held_out.environment,
                 model=ChatModel(self.model, self.chat_template_kwargs),
-                engines=engines,
+                engines=self.engines,
                 strategy=self.strategy.among(domains_of(held_out.environment, held_out.tasks)),
                 samples=held_out.samples,
                 seed=self.seed,

@@ -30,7 +30,7 @@ class StreamFeed:
         on_begun: Callable[[str], None],
         on_dropped: Callable[[str], None],
     ) -> str:
-        """Open the session of the rollout, and return its id once engines are there; `open_batches` takes tasks.
+        """Open the session of the rollout, and return its id; no task is taken before `open_batches`.
 
         Parameters
         ----------
@@ -45,11 +45,10 @@ class StreamFeed:
         self._stream.watch(on_begun, on_dropped)
         self._stream.open_batches(0)
         self._pump = asyncio.create_task(self._follow(self._stream))
-        while not self._stream.has_begun:
+        while self._rollout.session_id is None:
             await asyncio.wait({self._pump}, timeout=_POLL_S)
             if self._pump.done():
                 self._pump.result()
-        assert self._rollout.session_id is not None
         return self._rollout.session_id
 
     async def _follow(self, stream: GroupStream) -> None:
