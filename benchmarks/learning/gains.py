@@ -77,7 +77,7 @@ def arm_gains(rows: Sequence[Row], gain: float) -> Iterator[ArmGain]:
         mine = {seed: run for seed, run in sorted(found.items()) if len(run) > 1}
         base = runs.get((env, BASELINE), {}) if arm != BASELINE else {}
         pairs = [
-            (rewards(base[seed][-1]), rewards(run[-1])) for seed, run in mine.items() if len(base.get(seed, ())) > 1
+            (base[seed][-1]["rewards"], run[-1]["rewards"]) for seed, run in mine.items() if len(base.get(seed, ())) > 1
         ]
         firsts = {
             seed: [each[seed][0] for (of, _), each in runs.items() if of == env and seed in each] for seed in mine
@@ -92,17 +92,12 @@ def arm_gains(rows: Sequence[Row], gain: float) -> Iterator[ArmGain]:
                 len(mine),
                 statistics.fmean(run[0]["reward"] for run in mine.values()),
                 statistics.fmean(run[-1]["reward"] for run in mine.values()),
-                difference_over_runs([(rewards(run[0]), rewards(run[-1])) for run in mine.values()]),
+                difference_over_runs([(run[0]["rewards"], run[-1]["rewards"]) for run in mine.values()]),
                 difference_over_runs(pairs) if pairs else None,
                 len(costs),
                 statistics.fmean(cost["tokens"] for cost in costs) if is_whole else None,
                 statistics.fmean(cost["seconds"] for cost in costs) if is_whole else None,
             )
-
-
-def rewards(row: Row) -> Rewards:
-    """By task; tasks without a reward are missing."""
-    return {str(at): reward for at, reward in enumerate(row["rewards"]) if reward is not None}
 
 
 def cost_to_score(run: Sequence[Row], score: float) -> Row | None:

@@ -125,7 +125,6 @@ def evaluation_figures(metrics: Sequence[Row], evaluations: Sequence[Row]) -> It
         before_s, before_tokens = now_s, now_tokens
         spent[int(row["step"])] = (seconds, tokens)
     newest = {int(row["number"]): row for row in evaluations}
-    tasks = sorted({task for row in newest.values() for task in row["rewards"]})
     for number, row in sorted(newest.items()):
         if number in spent and row["reward"] is not None:
             after_s, after = spent[number]
@@ -136,7 +135,7 @@ def evaluation_figures(metrics: Sequence[Row], evaluations: Sequence[Row]) -> It
                 "reward_ci": interval,
                 "seconds": round(after_s, 1),
                 "tokens": round(after),
-                "rewards": [row["rewards"].get(task) for task in tasks],
+                "rewards": row["rewards"],
             }
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 
-from benchmarks.learning.gains import arm_gains, cost_to_score
+from benchmarks.learning.gains import COLUMNS, arm_gains, cost_to_score
 from benchmarks.learning.trainings import StudyRun, evaluation_figures
 from benchmarks.row_file import RowFile
 
@@ -42,11 +43,21 @@ def test_a_training_is_named_by_what_both_arms_share(tmp_path: Path) -> None:
 
 def run_of(arm: str, seed: int, *evaluated: tuple[int, list[float | None]]) -> list[dict[str, Any]]:
     costs = {"tokens": 1000, "seconds": 10.0}
-    means = [[reward for reward in rewards if reward is not None] for _, rewards in evaluated]
+    by_task = [
+        {task: reward for task, reward in zip("abcd", rewards, strict=True) if reward is not None}
+        for _, rewards in evaluated
+    ]
     return [
-        {"env": "math", "arm": arm, "seed": seed, "number": number, "rewards": rewards, "reward": sum(mean) / len(mean)}
+        {
+            "env": "math",
+            "arm": arm,
+            "seed": seed,
+            "number": number,
+            "rewards": rewards,
+            "reward": fmean(rewards.values()),
+        }
         | {name: number * cost for name, cost in costs.items()}
-        for (number, rewards), mean in zip(evaluated, means, strict=True)
+        for (number, _), rewards in zip(evaluated, by_task, strict=True)
     ]
 
 
@@ -67,3 +78,18 @@ def test_arms_are_paired_by_seed_and_task_and_a_score_is_reached_over_the_common
     assert behind.over_baseline.mean == pytest.approx(1 / 3), "of the three tasks that both have"
     assert [row.reached for row in arm_gains(rows, 0.8)] == [0, 0]
     assert next(arm_gains(rows, 0.8)).seconds is None
+
+
+def test_the_table_of_the_page_is_that_of_the_rows() -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "training.md").read_text(encoding="utf-8")
+    rows = RowFile(root / "benchmarks" / "learning_rows.jsonl").rows("evaluation")
+    shown = [*arm_gains(rows, 0.1)]
+    assert len(shown) == 6
+    for row in shown:
+        cells = [
+            text(row)
+            for head, text in COLUMNS
+            if head in ("environment", "arm", "seeds", "before", "after", "gain, 95 %")
+        ]
+        assert f"| {' | '.join(cells)} |".replace("-", "\N{MINUS SIGN}") in page
