@@ -89,6 +89,7 @@ def train(run: StudyRun, rows: RowFile, code: str) -> Iterator[Row]:
         process.terminate()
         process.wait()
         raise
+    yield from _new(run, rows, code)  # a training that failed has evaluations too
     if process.returncode:
         raise BadInput(f"{run.directory.path}: heddle train ended with {process.returncode}: give the command again")
     yield from _read(run, rows, code)

@@ -102,7 +102,7 @@ def test_closing_the_client_ends_a_step_whose_answer_has_begun(first: bytes) -> 
             await client.close()
             with pytest.raises(EngineUnreachable, match="is unreachable"):
                 await step
-            # A late question opens no connection that nobody would close.
+            # A question after that opens no new connection.
             with pytest.raises(EngineUnreachable, match="its client is closed"):
                 await client.abort(["step"])
 
