@@ -40,6 +40,7 @@ def run(*options: str, out: Path) -> Result:
         (["--env", "math=0"], "finite number above 0"),
         (["--env", "math,search", "--set", "affinity=map,maths=A"], "names 'maths', of which there is no task"),
         (["--env", "math:hard,search", "--set", "affinity=map,easy=A"], "the names are math:hard:train, search:train"),
+        (["--engine", "emulated", "--tp", "2"], "--tp 2 need 2 workers, and --engines 1 says"),
         (["--report-to", "paper"], "tensorboard, wandb, trackio"),
         (["--trainer", "speed=2"], "use KEY=VALUE with one of"),
         (["--trainer", "passes=0"], "trainer passes is 0"),

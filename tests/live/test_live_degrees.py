@@ -119,6 +119,17 @@ def test_workers_are_in_the_order_of_their_numbers() -> None:
     assert nodes_of(workers)[0].workers == ("rollout-1", "rollout-2", "rollout-10")
 
 
+def test_gpus_of_others_are_left_to_them_and_numbers_go_on_behind_them() -> None:
+    def taken(node: str) -> set[str]:
+        return {"0"} if node == "n" else set()
+
+    trained, other = nodes_of([*four()[:2], EngineWorker("m-0", "node-2", 2)], taken)
+    assert (trained.gpus, trained.brought_by, trained.capacity.gpus) == (("1", "2"), ("n-0", "n-1"), 2)
+    assert other.gpus == ("0", "1")
+    (named,) = nodes_of([EngineWorker(f"w{i}", "n", gpus=("0", "3")) for i in range(2)], taken)
+    assert (named.gpus, named.capacity.gpus) == (("3",), 1)
+
+
 def test_a_node_where_only_some_say_what_they_see_is_refused() -> None:
     with pytest.raises(BadInput, match="worker b on node n does not say which GPUs it sees, worker a does"):
         nodes_of([EngineWorker("a", "n", gpus=("0",)), EngineWorker("b", "n")])

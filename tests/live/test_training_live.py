@@ -74,7 +74,7 @@ class Training:
             ),
             *("--groups", str(GROUPS), "--samples", str(SAMPLES), "--out", "run", "--no-dashboard", "--json"),
             *("--eval-tasks", "4", "--sandbox", "weak"),
-            *("--staleness", "pace", "--extra-samples", "1", "--max-repeats", "5"),
+            *("--staleness", "pace", "--extra-samples", "1", "--max-repeats", "5", "--tp", "1,1"),
         ]
         for part in ("coin", "flip"):
             (folder / f"{part}.py").write_text(AGENT)
@@ -121,6 +121,7 @@ def test_a_training_survives_the_death_of_its_trainer_and_its_driver(training: T
     code, _ = training.end(training.start())
     told = (training.folder / "stderr.txt").read_text().splitlines()
     assert (code, len(training.rows())) == (1, 1), told
+    assert any(line.endswith("starting 2 of 2 engines, of TP degrees 1,1") for line in told), told
     (line,) = (line for line in told if "logprobs of engines and trainer differ by" in line)
     assert line.startswith("heddle: step 1: ") or "step 1: logprobs" in line
 

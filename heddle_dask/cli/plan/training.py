@@ -163,9 +163,10 @@ class TrainAnswer:
         }
 
     def _command(self) -> str:
-        """Engines of several GPUs are asked for in a cluster file."""
         plan, tp = self.request.plan, self.tp_degree
-        words = ["heddle train --model DIR", f"--engines {self.engine_count}" if tp == 1 else "--cluster FILE"]
+        words = [f"heddle train --model DIR --engines {self.engine_count * tp}"]
+        if tp > 1:
+            words.append("--tp " + ",".join([str(tp)] * self.engine_count))
         if plan.shares:
             words.append(f"--trainer shares_gpus=true --gpu-memory-utilization {plan.engine_memory_share():.2f}")
         else:
@@ -173,7 +174,7 @@ class TrainAnswer:
         if plan.setup.lora_rank:
             words.append(f"--lora {plan.setup.lora_rank}")
         words.append(f"--batch {self.request.batch} …")
-        return " ".join(words) + (f" (FILE: {self.engine_count} engines, tp-degree = {tp})" if tp > 1 else "")
+        return " ".join(words)
 
 
 def _roomiest(answer: SplitAnswer) -> SplitAnswer:

@@ -229,9 +229,9 @@ class RolloutRun:
     def _check_machine(self, kind: EngineKind) -> None:
         """Refuse, before a cluster starts here, engines that this machine cannot run."""
         if kind.uses_gpus():
+            gpus = usable_gpus(os.environ)
+            check_gpus(self.shape.engines, self.engines.engines_per_gpu, self.trainer_gpus, gpus)
             if self.engines.tp_degrees is None:
-                gpus = usable_gpus(os.environ)
-                check_gpus(self.shape.engines, self.engines.engines_per_gpu, self.trainer_gpus, gpus)
                 kind.check(self.engines.spec_for(self.model, self.budget.max_context_tokens, self.seed))
         elif self.shape.engines_per_gpu is not None:
             raise BadInput(f"--engines-per-gpu: {kind.name} engines use no GPUs on this machine: leave it out")

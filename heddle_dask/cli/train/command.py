@@ -23,7 +23,6 @@ _OWN = (
     "tasks",
     "run_timeout",
     "logprobs",
-    "tp_degrees",
 )
 _OF_TRACES = ("token_scale", "tool_scale")
 _SHARED = ("as_json", "seed", "config")

@@ -188,7 +188,6 @@ def _rollout_options(asked: Asked, directory: TrainingDirectory) -> Asked:
         mode="resume" if resumes else "create",
         tasks=1,
         run_timeout=None,
-        tp_degrees=None,
         token_scale=None,
         tool_scale=None,
         logprobs="processed" if "logprobs" in engine_kind(asked["engine"]).options_type.names() else None,

@@ -257,13 +257,15 @@ class TrainRun(RolloutRun):
     def _evaluation(self, client: Client) -> Evaluation | None:
         if not self.held_out:
             return None
+        # The training's session provides the engines: an evaluation takes those that are there.
+        engines = replace(self.engines, tp_degrees=None, count=1)
 
         def open_rollout(held_out: HeldOutTasks) -> Rollout:
             return Rollout(
                 client,
                 env=held_out.environment,
                 model=ChatModel(self.model, self.chat_template_kwargs),
-                engines=self.engines,
+                engines=engines,
                 strategy=self.strategy.among(domains_of(held_out.environment, held_out.tasks)),
                 samples=held_out.samples,
                 seed=self.seed,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from heddle_dask.live.wire.driver_messages import ClearEngines, DeployedEngines, GetDeployedEngines
@@ -49,7 +48,7 @@ class EngineDeployment:
         BadInput
             As `nodes_of`.
         """
-        return [_without(node, self._reserved(node.name)) for node in nodes_of(self._workers.values())]
+        return nodes_of(self._workers.values(), self._reserved)
 
     @property
     def assignments(self) -> list[EngineAssignment]:
@@ -117,10 +116,3 @@ class EngineDeployment:
         except (OSError, AttributeError):
             # The worker has left, or lost its plugin: Dask reports that, and its engine has ended with it.
             self._workers.pop(address, None)
-
-
-def _without(node: Node, reserved: Collection[str]) -> Node:
-    """The node with the GPUs that are left for engines."""
-    left = [pair for pair in zip(node.gpus, node.brought_by, strict=True) if pair[0] not in reserved]
-    gpus, brought_by = [tuple(each) for each in zip(*left, strict=True)] or ((), ())
-    return replace(node, gpus=gpus, brought_by=brought_by)

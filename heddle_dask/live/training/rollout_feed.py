@@ -51,6 +51,12 @@ class StreamFeed:
                 self._pump.result()
         return self._rollout.session_id
 
+    async def engines_there(self) -> None:
+        """Wait until the rollout has its engines, or has failed (`follow` says how)."""
+        assert self._pump is not None
+        while not self._open.has_begun and not self._pump.done():
+            await asyncio.wait({self._pump}, timeout=_POLL_S)
+
     async def _follow(self, stream: GroupStream) -> None:
         async for _ in stream:
             pass  # `accepts` has taken it already

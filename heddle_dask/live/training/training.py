@@ -196,6 +196,7 @@ class LiveTraining:
     async def _evaluate(self, version: PolicyVersion) -> None:
         parts = self._parts
         assert parts.evaluation is not None
+        await parts.feed.engines_there()  # the evaluation shares those of the rollout
         row = await parts.evaluation.of(version)
         parts.directory.add_evaluation(row)
         self._newest_evaluation = row

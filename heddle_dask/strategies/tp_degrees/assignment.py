@@ -6,8 +6,9 @@ and one worker then hosts none. Pure: a function of the present assignments and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count, islice
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.nouns import NodeGpus
@@ -55,10 +56,17 @@ class Node:
         return NodeGpus(len(self.gpus), len(self.workers))
 
 
-def nodes_of(workers: Iterable[EngineWorker]) -> list[Node]:
+def nodes_of(
+    workers: Iterable[EngineWorker], reserved: Callable[[str], Collection[str]] = lambda node: ()
+) -> list[Node]:
     """The nodes of these workers; nodes and workers sorted by name, with numbers in numerical order.
 
     GPUs that no worker of a node names are called "0", "1", … in the order of its workers.
+
+    Parameters
+    ----------
+    reserved
+        GPUs of a node that are not for engines: no node has them, and numbers go on behind them.
 
     Raises
     ------
@@ -68,10 +76,10 @@ def nodes_of(workers: Iterable[EngineWorker]) -> list[Node]:
     by_node: dict[str, list[EngineWorker]] = {}
     for worker in sorted(workers, key=lambda w: (len(w.node), w.node, len(w.name), w.name)):
         by_node.setdefault(worker.node, []).append(worker)
-    return [_node(name, members) for name, members in by_node.items()]
+    return [_node(name, members, reserved(name)) for name, members in by_node.items()]
 
 
-def _node(name: str, workers: Sequence[EngineWorker]) -> Node:
+def _node(name: str, workers: Sequence[EngineWorker], reserved: Collection[str]) -> Node:
     named = [worker for worker in workers if worker.gpus]
     if named and len(named) < len(workers):
         blind = next(worker.name for worker in workers if not worker.gpus)
@@ -80,10 +88,11 @@ def _node(name: str, workers: Sequence[EngineWorker]) -> Node:
             "set CUDA_VISIBLE_DEVICES for all workers of a node, or for none"
         )
     brought: dict[str, str] = {}
+    numbers = (number for number in map(str, count()) if number not in reserved)
     for worker in workers:
-        gpus = worker.gpus or tuple(str(len(brought) + i) for i in range(worker.units))
-        for gpu in gpus:
-            brought.setdefault(gpu, worker.name)
+        for gpu in worker.gpus or islice(numbers, worker.units):
+            if gpu not in reserved:
+                brought.setdefault(gpu, worker.name)
     return Node(name, tuple(worker.name for worker in workers), tuple(brought), tuple(brought.values()))
 
 

@@ -124,6 +124,10 @@ class GroupFeed:
             for attempt in group_attempts(each.environment, each.task, "", self._plan.attempts, self._seed)
         ]
 
+    @property
+    def is_connected(self) -> bool:
+        return self._port is not None
+
     def connect(self, port: GroupPort, files: RunFiles, prefix: str, on_finished: Callable[[], None]) -> None:
         """Begin, or go on where the journal of a resumed run ends.
 

@@ -48,6 +48,11 @@ class GroupStream:
         self._feed.evicted(groups)
 
     @property
+    def has_begun(self) -> bool:
+        """Whether engines are there, and tasks are taken."""
+        return self._feed.is_connected
+
+    @property
     def mix_sampled(self) -> Mapping[str, int]:
         """Groups that were begun, by environment."""
         return dict(self._feed.mix_sampled)
