@@ -107,8 +107,13 @@ class PrefixSampler:
         self._refused.add(environment)
         return is_new
 
-    def observe(self, records: Sequence[TrajectoryRecord]) -> bool:
+    def observe(self, records: Sequence[TrajectoryRecord], *, late: bool = False) -> bool:
         """Learn from the members of a finished group; those without a reward say nothing.
+
+        Parameters
+        ----------
+        late
+            They are late members: what was delivered before has decided whether the task is asked again.
 
         Returns
         -------
@@ -133,6 +138,8 @@ class PrefixSampler:
             if self._passes(record) not in task.sources:
                 whole = TrajectoryPrefix.of(record, len(record.steps) - 1)
                 task.sources[self._passes(record)] = whole, _first_version(record)
+        if late:
+            return False
         is_skewed = self._rule.is_skewed(_posterior_mean(seen.passed, seen.failed))
         after = self.prefix_for("", key) if is_skewed and task.asked_again < self._rule.again else None
         tried = {(each.source, each.steps) for each in task.seen}

@@ -130,6 +130,15 @@ def test_a_task_is_asked_again_until_it_fits_or_was_asked_often_enough() -> None
     assert sampler.prefix_for("math", "key") is not None, "but this one is nearer to one half than none"
 
 
+def test_late_members_count_for_the_rate_and_neither_ask_again_nor_count_as_asked() -> None:
+    sampler = PrefixSampler(RULE)
+    assert not sampler.observe(group("a", 1, 7, 9), late=True)
+    for name in ("b", "c"):
+        assert sampler.observe(group(name, 0, 1, 9, prefix=sampler.prefix_for("math", "key")))
+        assert not sampler.observe(group(f"{name}+late", 0, 1, 9, prefix=sampler.prefix_for("math", "key")), late=True)
+    assert sampler.prefix_for("math", "key") is not None
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -93,6 +93,7 @@ class GroupFeed:
         self._running = 0
         self._evicted_before = 0  # groups, before there was a scheduler to tell
         self._quarantined: set[str] = set()
+        self._opened_before: set[str] = set()  # groups of earlier sessions: what follows them may have begun there
         self._delivered: FinishedGroup | None = None
         self._counting: dict[str, bool] = {}
         self._sampler = None if plan.prefixes is None else PrefixSampler(plan.prefixes)
@@ -146,7 +147,6 @@ class GroupFeed:
         self._port, self._files, self._prefix, self._on_finished = port, files, prefix, on_finished
         opened: dict[str, GroupStart] = {}
         behind: dict[str, Mapping[str, Any] | None] = {}
-        ever_opened: set[str] = set()
         counted = 0
         for kind, body, _ in files.group_lines():
             if kind == "task-quarantined":
@@ -158,7 +158,7 @@ class GroupFeed:
                 start = GroupStart(body["position"], body["repeat"], prefix, body.get("continuation", 0))
                 opened[start.group_id] = start
                 behind[start.group_id] = body.get(PREFIX)
-                ever_opened.add(start.group_id)
+                self._opened_before.add(start.group_id)
                 self._position = max(self._position, start.position + 1)
             elif kind == "groups-evicted":
                 counted -= body["groups"]
@@ -168,7 +168,6 @@ class GroupFeed:
                 if body.get("repeated"):
                     again = GroupStart(body["position"], body["repeated"], prefix, body.get("continuation", 0))
                     self.ledger.repeats.append(again)
-        self.ledger.repeats = [each for each in self.ledger.repeats if each.group_id not in ever_opened]
         if self._given_counted is None:
             self.ledger.evicted(-counted)
         if self._evicted_before:
@@ -243,8 +242,10 @@ class GroupFeed:
     def _next_start(self) -> GroupStart | None:
         """What comes next: a task that is asked for again, else the next one that is not quarantined."""
         assert self._port is not None
-        if self.ledger.repeats:
-            return self.ledger.repeats.pop(0)
+        while self.ledger.repeats:
+            start = self.ledger.repeats.pop(0)
+            if start.group_id not in self._opened_before:
+                return start
         if (start := self._next_skewed()) is not None:
             return start
         for _ in range(_MOST_QUARANTINED_IN_A_ROW):
@@ -262,10 +263,13 @@ class GroupFeed:
     def _next_skewed(self) -> GroupStart | None:
         """The task that is asked again because its pass rate is far from one half, if it still has a prefix."""
         while self._skewed:
-            start = self._skewed.popleft()
+            last = self._skewed.popleft()
+            start = replace(last, repeat=0, continuation=last.continuation + 1)
             sourced = self._source.task(start.position)
-            if sourced is not None and self._prefix_of(sourced) is not None:
-                return replace(start, repeat=0, continuation=start.continuation + 1)
+            if sourced is None or start.group_id in self._opened_before:
+                continue
+            if self._prefix_of(sourced) is not None:
+                return start
         return None
 
     def _prefix_of(self, sourced: SourcedTask) -> TrajectoryPrefix | None:
@@ -347,7 +351,8 @@ class GroupFeed:
         self._counting[group.group_id] = counts
         self.finished.append(group)
         start = self._starts.pop(group.group_id, None)  # none of late members
-        if self._sampler is not None and self._sampler.observe(group.records) and start is not None:
+        late = start is None
+        if self._sampler is not None and self._sampler.observe(group.records, late=late) and start is not None:
             self._skewed.append(start)
         self._on_finished()
 
