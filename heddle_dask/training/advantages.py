@@ -58,9 +58,12 @@ def _over_std(rewards: _Values, all_rewards: _Values) -> _Values:
 def _relative(
     group: TrajectoryGroup, compared: Callable[[_Values, _Values], _Values]
 ) -> Sequence[Advantage] | npt.NDArray[np.float64]:
-    """Compare the rewards of members with all rewards of their group; those of turns with those at the same turn."""
+    """Compare the rewards of members with all rewards of their group; those of turns with those at the same turn.
+
+    Of members that were delivered earlier only the whole reward is known, so late ones are compared as wholes.
+    """
     members, earlier = group.members, np.array(group.earlier_rewards, np.float64)
-    if not any(member.turn_rewards for member in members):
+    if len(earlier) or not any(member.turn_rewards for member in members):
         rewards = np.array([member.reward for member in members], np.float64)
         return compared(rewards, np.concatenate([earlier, rewards]))
     returns = [
@@ -69,7 +72,7 @@ def _relative(
     found = [np.empty(len(each)) for each in returns]
     for turn in range(max(map(len, returns))):
         here = np.array([each[min(turn, len(each) - 1)] for each in returns])
-        for mine, value in zip(found, compared(here, np.concatenate([earlier, here])), strict=True):
+        for mine, value in zip(found, compared(here, here), strict=True):
             if turn < len(mine):
                 mine[turn] = value
     return found
@@ -102,21 +105,9 @@ def advantage_function(name: str) -> AdvantageFunction:
     BadInput
     """
     if name in ADVANTAGES:
-        return _unmasked(ADVANTAGES[name])
+        return ADVANTAGES[name]
     hint = f"use {', '.join(ADVANTAGES)} or package.module:function"
-    return _unmasked(_checked(name, user_function("advantages", name, hint)))
-
-
-def _unmasked(function: AdvantageFunction) -> AdvantageFunction:
-    """Members that are masked count in their group, and have no advantage of their own."""
-
-    def unmasked(group: TrajectoryGroup) -> Sequence[Advantage] | npt.NDArray[np.float64]:
-        values = function(group)
-        if not any(member.masked for member in group.members):
-            return values
-        return [np.nan if member.masked else value for member, value in zip(group.members, values, strict=True)]
-
-    return unmasked
+    return _checked(name, user_function("advantages", name, hint))
 
 
 def _checked(name: str, function: Callable[[TrajectoryGroup], Any]) -> AdvantageFunction:

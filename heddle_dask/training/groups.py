@@ -158,7 +158,7 @@ class TrainingTrajectory:
     truncated
         Whether it ended at a limit of tokens, steps or time.
     masked
-        Its reward counts in its group, and it is not trained on (`advantages.advantage_function`).
+        Its reward counts in its group, and it is not trained on.
     turn_rewards
         Reward of each LLM step (`environments.base.Reward.turns`); empty: only the whole has one.
     """

@@ -69,7 +69,8 @@ class SampleRow:
 
 
 def sample_rows(batch: TrainingBatch, advantages: AdvantageFunction = LESS_MEAN) -> Iterator[SampleRow]:
-    """The rows of a batch: groups, members and branches in their order; none of a member whose advantage is unknown.
+    """The rows of a batch: groups, members and branches in their order; none of a member that is masked, or whose advantage is
+    unknown.
 
     Raises
     ------
@@ -81,7 +82,7 @@ def sample_rows(batch: TrainingBatch, advantages: AdvantageFunction = LESS_MEAN)
         # Late members are of the same group as the earlier ones.
         group_id = group.late_for or group.group_id
         for member, advantage in zip(group.members, values, strict=True):
-            if not is_known(advantage):
+            if member.masked or not is_known(advantage):
                 continue
             for index, one in enumerate(member.sequences):
                 at_tokens = token_advantages(advantage, one)

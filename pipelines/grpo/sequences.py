@@ -67,7 +67,7 @@ def trained_sequences(
             for sequence in member.sequences:
                 where = f"trajectory {member.trajectory_id} of batch {batch.step}"
                 _check(where, sequence, vocabulary, longest)
-                if sequence.trained.any() and is_known(advantage):
+                if sequence.trained.any() and not member.masked and is_known(advantage):
                     at_tokens = token_advantages(advantage, sequence)
                     found.append(_cut(len(found), trajectory, at_tokens, sequence))
             trajectory += 1

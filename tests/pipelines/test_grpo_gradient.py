@@ -170,6 +170,16 @@ def test_tokens_whose_ratio_is_out_of_range_have_no_gradient(packing: Policy) ->
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-7)
 
 
+def test_a_masked_member_is_not_trained_on() -> None:
+    batch = training_batch(1, [[12, 30, 9]])
+    (group,) = batch.groups
+    masked = replace(group, members=(replace(group.members[0], masked=True), *group.members[1:]))
+    kept = sequences_of(replace(batch, groups=(masked,)))
+    assert [(one.trajectory, one.advantages.tolist()) for one in kept] == [
+        (one.trajectory, one.advantages.tolist()) for one in sequences_of(batch) if one.trajectory
+    ]
+
+
 def _sequence(number: int, length: int) -> TrainedSequence:
     plain = np.zeros(1, np.float32)
     ids = np.zeros(length + 1, np.int64)

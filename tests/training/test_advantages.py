@@ -13,7 +13,7 @@ from worlds.training_builders import finished_group, trained_record
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.run_description import TURN_REWARDS
-from heddle_dask.training.advantages import STD_FLOOR, advantage_function
+from heddle_dask.training.advantages import STD_FLOOR, advantage_function, less_mean
 from heddle_dask.training.group_records import trajectory_group
 from heddle_dask.training.groups import FinishedGroup, TrainingBatch
 from heddle_dask.training.sample_rows import sample_rows
@@ -76,21 +76,23 @@ def in_turns(*turn_rewards, earlier=()):
 
 
 @steady
-@given(
-    st.lists(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0]), min_size=1, max_size=4), min_size=2, max_size=5),
-    st.lists(st.sampled_from([0.0, 1.0]), max_size=2),
-)
-def test_a_turn_is_compared_by_what_followed_with_the_same_turn_of_the_others(turn_rewards, earlier):
-    given_group = in_turns(*turn_rewards, earlier=tuple(earlier))
+@given(st.lists(st.lists(st.sampled_from([-1.0, 0.0, 0.5, 1.0]), min_size=1, max_size=4), min_size=2, max_size=5))
+def test_a_turn_is_compared_by_what_followed_with_the_same_turn_of_the_others(turn_rewards):
+    given_group = in_turns(*turn_rewards)
     found = advantage_function("mean")(given_group)
     over_std = advantage_function("mean-std")(given_group)
     for at, rewards in enumerate(turn_rewards):
         for turn in range(len(rewards)):
-            here = [sum(other[min(turn, len(other) - 1) :]) for other in turn_rewards] + earlier
+            here = [sum(other[min(turn, len(other) - 1) :]) for other in turn_rewards]
             mean = sum(here) / len(here)
             std = (sum((r - mean) ** 2 for r in here) / (len(here) - 1)) ** 0.5
             assert found[at][turn] == pytest.approx(sum(rewards[turn:]) - mean)
             assert over_std[at][turn] == pytest.approx((sum(rewards[turn:]) - mean) / (std + STD_FLOOR), abs=1e-6)
+
+
+def test_late_members_are_compared_as_wholes_since_turns_of_the_earlier_ones_are_not_known():
+    late = in_turns([1.0, 0.0], [0.0], earlier=(1.0, 0.0))
+    assert advantage_function("mean")(late).tolist() == [0.5, -0.5]
 
 
 def test_rewards_of_last_turns_alone_are_those_of_trajectories():
@@ -111,12 +113,13 @@ def test_the_tokens_of_a_turn_have_its_advantage(function):
     assert first.advantage == np.mean(expected)
 
 
-def test_a_masked_member_counts_in_its_group_and_is_not_trained_on():
+@pytest.mark.parametrize("function", [less_mean, twice])
+def test_a_masked_member_counts_in_its_group_and_is_not_trained_on(function):
     one = group((0.0, 1.0, 0.5))
     one = replace(one, members=(replace(one.members[0], masked=True), *one.members[1:]))
-    assert advantage_function("mean")(one)[1:] == [0.5, 0.0]
-    rows = list(sample_rows(TrainingBatch(1, "a", (one,))))
-    assert {row.trajectory_id for row in rows} == {member.trajectory_id for member in one.members[1:]}
+    rows = list(sample_rows(TrainingBatch(1, "a", (one,)), function))
+    assert [row.trajectory_id for row in rows] == [member.trajectory_id for member in one.members[1:]]
+    assert [row.advantage for row in rows] == list(function(one)[1:])
 
 
 @pytest.mark.parametrize(
