@@ -2,8 +2,8 @@
 
 TRL calls it with the prompts of one generation, each already repeated for the members of its group, and waits. With
 ``use_vllm=False`` it corrects for no other policy, so everything must be sampled by the weights that it trains
-(alpha = 0): whenever ``trainer.state.global_step`` has changed, the weights are published, and the rollout begins when
-the engines have installed them.
+(alpha = 0): whenever ``trainer.state.global_step`` has changed, or is not 0 at first (the trainer goes on from a
+checkpoint), the weights are published, and the rollout begins when the engines have installed them.
 
 TRL takes one sequence for each prompt: tokens before the first sampled one are its prompt, the others its completion,
 where ``env_mask`` is 0 for those that no policy sampled.
@@ -37,8 +37,8 @@ class TrlRollouts:
     Parameters
     ----------
     sampler
-        Its engines were started with the weights with which the trainer begins. None in the processes that only
-        receive.
+        Its engines were started with the model with which the trainer begins at step 0. None in the processes that
+        only receive.
     processes
         How the processes of the trainer reach each other.
     """
@@ -46,7 +46,7 @@ class TrlRollouts:
     def __init__(self, sampler: TrainerSampler | None, processes: TrainerProcesses | None = None) -> None:
         self._main = None if sampler is None else _MainProcess(sampler)
         self._processes = processes or OneProcess()
-        self._step: int | None = None
+        self._step = 0
 
     def __call__(self, prompts: Sequence[str], trainer: Any) -> dict[str, list[Any]]:
         """One sequence for each prompt of this process, in their order.
@@ -67,7 +67,7 @@ class TrlRollouts:
         """
         step = trainer.state.global_step
         weights: Mapping[str, Any] | None = None
-        if self._step not in (None, step):
+        if step != self._step:
             weights = whole_weights(trainer)
         self._step = step
         asked = self._processes.gather(list(prompts))

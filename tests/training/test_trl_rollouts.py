@@ -147,10 +147,10 @@ def test_a_process_without_engines_gets_its_own_rows_or_the_error_of_the_main_on
     assert engines.published == [("all pieces", 1)]
 
 
-def test_a_trainer_that_goes_on_begins_with_the_weights_of_the_engines():
-    engines = Sampled(lambda tasks, samples: [attempt("a", n) for n in range(2)])
+def test_a_trainer_that_goes_on_from_a_checkpoint_publishes_before_its_first_rollout():
+    engines = Sampled(lambda tasks, samples: [attempt("a", n, versions=(40,)) for n in range(2)])
     TrlRollouts(engines)(["a", "a"], trainer(40))
-    assert engines.published == []
+    assert engines.published == [("all pieces", 40)]
 
 
 def test_a_failed_attempt_is_not_trained_and_changes_no_advantage():
