@@ -69,8 +69,9 @@ class SampleRow:
 
 
 def sample_rows(batch: TrainingBatch, advantages: AdvantageFunction = LESS_MEAN) -> Iterator[SampleRow]:
-    """The rows of a batch: groups, members and branches in their order; none of a member that is masked, or whose advantage is
-    unknown.
+    """The rows of a batch: groups, members and branches in their order, of members that are trained on.
+
+    These are not masked, and their advantage is known.
 
     Raises
     ------
