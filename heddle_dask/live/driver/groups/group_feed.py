@@ -243,9 +243,9 @@ class GroupFeed:
         """What comes next: a task that is asked for again, else the next one that is not quarantined."""
         assert self._port is not None
         while self.ledger.repeats:
-            start = self.ledger.repeats.pop(0)
-            if start.group_id not in self._opened_before:
-                return start
+            again = self.ledger.repeats.pop(0)
+            if again.group_id not in self._opened_before:
+                return again
         if (start := self._next_skewed()) is not None:
             return start
         for _ in range(_MOST_QUARANTINED_IN_A_ROW):
