@@ -103,6 +103,5 @@ def _told(row: Row) -> str:
     where = f"{row['env']} seed {row['seed']} {row['arm']}"
     if row["kind"] == "evaluation":
         return f"{where}: weights {row['number']}: {row['reward']:.3f} after {row['tokens']} tokens, {row['seconds']} s"
-    return (
-        f"{where}: {row['steps']} steps, {row['behind_prefix']} of {row['trajectories']} trajectories behind a prefix"
-    )
+    behind = f"{row['behind_prefix']} of {row['trajectories']} trajectories behind a prefix"
+    return "; ".join([f"{where}: {row['steps']} steps, {behind}", *filter(None, [row.get("ended")])])

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import pytest
 
+from benchmarks.learning import trainings
 from benchmarks.learning.gains import COLUMNS, arm_gains, cost_to_score
-from benchmarks.learning.trainings import StudyRun, evaluation_figures
+from benchmarks.learning.trainings import StudyRun, evaluation_figures, train
 from benchmarks.row_file import RowFile
+from heddle_dask.core.errors import BadInput
+from heddle_dask.records.store import RunStore
 
 
 def metrics(step: int, elapsed_s: float, tokens: float) -> dict[str, Any]:
@@ -28,6 +33,50 @@ def test_costs_add_up_over_the_processes_of_a_training() -> None:
     assert costs == [(0, 0.5, 0.0, 0), (2, 0.7, 27.0, 350), (3, 0.6, 29.0, 380)], "weights 4 have no row yet"
     assert cost_to_score(found, 0.65) == found[1] and cost_to_score(found, 0.8) is None
     assert list(evaluation_figures([], [evaluation(0, None)])) == []
+    # One that was interrupted twice in its first step, and then in its second, before which a longer first row comes.
+    ended = [{"rows": rows, "unlogged_s": seconds} for rows, seconds in ((0, 30.0), (0, 4.0), (1, 6.0), (2, 5.0))]
+    found = list(evaluation_figures([metrics(1, 10, 100), metrics(2, 27, 50)], [evaluation(2, 0.5)], ended))
+    assert [(row["seconds"], row["tokens"]) for row in found] == [(34 + 10 + 6 + 27, 150)]
+
+
+@pytest.mark.parametrize(
+    ("said", "ends"),
+    [
+        ("heddle: nothing to learn: of the last 64 groups none", "nothing to learn: of the last 64 groups none"),
+        ("heddle: --model: no such directory", None),
+    ],
+)
+def test_a_training_with_nothing_left_to_learn_is_a_row_and_another_failure_ends_the_study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, ends: str | None
+) -> None:
+    run = StudyRun("math", 2, "prefix", ("--steps", "9"), tmp_path)
+    out = run.directory.path
+    RunStore.create(out / "rollout.zarr", {}).close()
+    row = json.dumps({**metrics(1, 2.0, 40.0), "without_variance_share": 0.25})
+    script = f"""
+import sys
+from pathlib import Path
+out = Path({str(out)!r})
+(out / "metrics.jsonl").write_text({row!r} + chr(10))
+(out / "evaluations.jsonl").write_text({json.dumps(evaluation(1, 0.5))!r} + chr(10))
+print({said!r}, file=sys.stderr)
+sys.exit(2)
+"""
+    monkeypatch.setattr(trainings, "_LOOK_S", 0.01)
+    monkeypatch.setattr(StudyRun, "command", property(lambda self: [sys.executable, "-c", script]))
+    rows = RowFile(tmp_path / "rows.jsonl")
+    if ends is None:
+        with pytest.raises(BadInput, match="ended with 2: --model: no such directory; give the command again"):
+            list(train(run, rows, "code"))
+        assert rows.rows("training") == []
+    else:
+        list(train(run, rows, "code"))
+        (whole,) = rows.rows("training")
+        assert (whole["ended"], whole["steps"], whole["without_variance_share"]) == (ends, 1, 0.25)
+        assert list(train(run, rows, "code")) == [], "it is not run again"
+    (kept,) = rows.rows("evaluation")
+    assert (kept["number"], kept["reward"], kept["seconds"]) == (1, 0.5, 2.0)
+    assert run.log.read_text() == said + "\n" and run.processes.exists()
 
 
 def test_a_training_is_named_by_what_both_arms_share(tmp_path: Path) -> None:
