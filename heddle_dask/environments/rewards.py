@@ -66,7 +66,7 @@ class RewardContext(ActionContext, Protocol):
 
     @property
     def seed(self) -> int:
-        """The seed of the trajectory."""
+        """That of `Context.seed` in its program."""
 
 
 RewardHook = Callable[[Task, Transcript, RewardContext], Awaitable[float | Reward | None]]

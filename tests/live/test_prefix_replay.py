@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import numpy as np
 import pytest
@@ -13,13 +14,19 @@ from worlds.record_builders import plain_trajectory
 from worlds.scripted_plane import ScriptedPlane, context_on, sampled
 
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import GroupId, TrajectoryId
+from heddle_dask.core.nouns import TrajectorySpec
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.functions import FunctionEnvironment
+from heddle_dask.environments.rewards import RewardContext, Transcript
 from heddle_dask.environments.splits import prompt_key
 from heddle_dask.live.driver.files.continuation import task_list
 from heddle_dask.live.driver.inputs.rollout_inputs import prefixes_of
+from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.driver.programs.context import LiveContext
 from heddle_dask.live.driver.programs.prefix_replay import PrefixDiverged
+from heddle_dask.live.driver.runs.endings import EnvironmentFailures
+from heddle_dask.live.driver.runs.program_runs import ProgramRuns
 from heddle_dask.records.token_record import Attribution
 from heddle_dask.records.trajectory_prefix import TrajectoryPrefix
 
@@ -127,6 +134,26 @@ def test_prefixes_are_checked_against_their_tasks(source: tuple[LiveContext, Tra
         prefixes_of({"a": prefix}, environment, [task])
     # A batch is resumed with the same prefixes only.
     assert task_list([task], {"a": prefix}) != task_list([task]) == task_list([task], {})
+
+
+class Rewarded(FunctionEnvironment):
+    async def solve(self, task: Task, ctx: Context) -> None:
+        await program(ctx)
+
+    async def reward(self, task: Task, transcript: Transcript, ctx: RewardContext) -> float:
+        return float(ctx.seed)
+
+
+def test_a_reward_hook_has_the_seed_of_the_environment(
+    model_dir: str, source: tuple[LiveContext, TrajectoryPrefix]
+) -> None:
+    environment = Rewarded(program, name="env")
+    services = context_on(ScriptedPlane(sampled(80), sampled(81)), model_dir)._services
+    failures = EnvironmentFailures(services.retries)
+    runs = ProgramRuns(Mock(status="closed"), services, Mock(wait=AsyncMock()), failures, retry_lost_tools=False)
+    attempt = Attempt(Task("a", "one"), TrajectorySpec(TrajectoryId("t"), GroupId("g")), 8, environment, "t")
+    record = asyncio.run(runs.run(attempt.behind(source[1]))).record
+    assert (record.detail, record.reward, record.seed) == ("", source[1].seed, 8)
 
 
 async def _continuations(ctx: Context) -> None:
