@@ -15,6 +15,9 @@ from heddle_dask.environments.base import EnvironmentFailed, environment_step
 from heddle_dask.live.driver.runs.endings import EnvironmentFailures, ending_of
 
 
+T = ("e", "t")
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Sleeps take no time."""
 
@@ -47,18 +50,18 @@ def test_back_off_doubles_up_to_a_bound() -> None:
 def test_a_task_is_quarantined_after_failures_in_a_row() -> None:
     told: list[str] = []
     failures = EnvironmentFailures(RetryPolicy(max_task_failures=3, max_environment_attempts=9), told.append)
-    assert failures.failed("t", 1, "gone") and failures.failed("t", 2, "gone")
-    failures.succeeded("t")
-    assert failures.failed("t", 3, "gone") and failures.failed("t", 4, "gone")
-    assert not failures.failed("t", 5, "gone")
-    assert failures.quarantined == {"t": "gone"} and failures.count == 5
+    assert failures.failed(T, 1, "gone") and failures.failed(T, 2, "gone")
+    failures.succeeded(T)
+    assert failures.failed(T, 3, "gone") and failures.failed(T, 4, "gone")
+    assert not failures.failed(T, 5, "gone")
+    assert failures.quarantined == {T: "gone"} and failures.count == 5
     assert told == ["task t is quarantined: its environment failed 3 times: gone"]
-    assert failures.failed("other", 1, "gone"), "other tasks go on"
+    assert failures.failed(("other", "t"), 1, "gone"), "tasks of others go on"
 
 
 def test_a_trajectory_is_given_up_after_its_attempts() -> None:
     failures = EnvironmentFailures(RetryPolicy(max_environment_attempts=2, max_task_failures=99))
-    assert failures.failed("t", 1, "gone") and not failures.failed("t", 2, "gone")
+    assert failures.failed(T, 1, "gone") and not failures.failed(T, 2, "gone")
     assert not failures.quarantined
 
 
@@ -88,13 +91,13 @@ def test_one_in_ten_environments_fails_and_resets_take_minutes(tail: str) -> Non
             while True:
                 try:
                     rewards.append(await episode())
-                    failures.succeeded(str(number))
+                    failures.succeeded(("e", str(number)))
                     break
                 except EnvironmentFailed as error:
                     ending = ending_of(error, lost_tools=True)
                     assert ending.cause == "environment" and ending.reward.value is None
                     attempt += 1
-                    if not failures.failed(str(number), attempt, str(error)):
+                    if not failures.failed(("e", str(number)), attempt, str(error)):
                         rewards.append(ending.reward.value)
                         break
                     await asyncio.sleep(failures.backoff_s(attempt))

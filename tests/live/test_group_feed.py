@@ -11,14 +11,17 @@ from unittest.mock import Mock
 import pytest
 from worlds.training_builders import trained_record
 
+from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.environments.base import Task
 from heddle_dask.environments.functions import FunctionEnvironment
-from heddle_dask.environments.task_sources import EnvironmentSource
+from heddle_dask.environments.mix import MixedSource
+from heddle_dask.environments.task_sources import EnvironmentSource, ListSource, TaskSource
 from heddle_dask.live.driver.files.run_files import RunFiles
 from heddle_dask.live.driver.groups import group_feed
 from heddle_dask.live.driver.groups.group_feed import GroupFeed, GroupPort
 from heddle_dask.live.driver.inputs.rollout_inputs import Output
 from heddle_dask.live.driver.programs.attempts import Attempt
+from heddle_dask.live.driver.runs.endings import EnvironmentFailures
 from heddle_dask.live.driver.runs.program_runs import EndedAttempt
 from heddle_dask.records.trajectory_prefix import PREFIX
 from heddle_dask.training.groups import GroupPlan
@@ -36,13 +39,13 @@ def _no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
 class Session:
     """A feed, connected to the files of a run."""
 
-    def __init__(self, out: Path, mode: str) -> None:
+    def __init__(self, out: Path, mode: str, source: TaskSource | None = None) -> None:
         self.files = RunFiles(Output(out, mode), lambda: {"environment": "e", "seed": 1})
         self.files.open()
         self.files.begin_batch()
-        driver = Mock(waiting=0)
-        driver.failures.quarantined = {}
-        self.feed = GroupFeed(EnvironmentSource(ENVIRONMENT, 1), PLAN, 1)
+        self.failures = EnvironmentFailures(RetryPolicy())
+        driver = Mock(waiting=0, failures=self.failures)
+        self.feed = GroupFeed(source or EnvironmentSource(ENVIRONMENT, 1), PLAN, 1)
         self.feed.connect(GroupPort(Mock(status="closed"), Mock(), driver), self.files, "", lambda: None)
 
     def end(self, attempts: Sequence[Attempt], rewards: Sequence[float], cause: str = "") -> None:
@@ -60,6 +63,11 @@ class Session:
             assert self.files.writer is not None
             self.files.writer.finish(record)
             self.feed.ended(EndedAttempt(attempt, record))
+
+    def deliver(self) -> None:
+        while self.feed.finished:
+            self.feed.take()
+            self.feed.confirm()
 
 
 def groups_of(attempts: Sequence[Attempt]) -> list[str]:
@@ -85,10 +93,28 @@ def test_what_follows_a_group_that_has_not_closed_is_begun_once(tmp_path: Path, 
         *cancelled, _, _, _, _ = resumed
         again.end(cancelled, [0] * len(cancelled), cause="stale")
         again.end(resumed[-4:], [1, 1, 0, 0])
-        while again.feed.finished:
-            again.feed.take()
-            again.feed.confirm()
+        again.deliver()
         assert groups_of(again.feed.pull()) == ["g000001"]
         await again.files.close()
+
+    asyncio.run(body())
+
+
+def test_a_task_is_quarantined_in_its_own_part_of_a_mix_and_when_its_run_goes_on(tmp_path: Path) -> None:
+    parts = [FunctionEnvironment(None, name=name) for name in ("broken", "whole")]
+    source = MixedSource([(ListSource([Task("t", "one")] * 9, part), 1.0) for part in parts], 1)
+    drawn = {sourced.environment.name for n in range(4) if (sourced := source.task(n)) is not None}
+    assert drawn == {"broken", "whole"}
+
+    async def body() -> None:
+        for mode in ("create", "resume"):
+            session = Session(tmp_path / "run.zarr", mode, source)
+            if mode == "create":
+                session.failures.quarantine(("broken", "t"), "gone")
+            attempts = [*session.feed.pull(), *session.feed.pull()]
+            assert {attempt.environment.name for attempt in attempts} == {"whole"} and len(groups_of(attempts)) == 2
+            session.end(attempts, [1, 0] * 4)
+            session.deliver()
+            await session.files.close()
 
     asyncio.run(body())

@@ -22,6 +22,7 @@ from heddle_dask.environments.splits import prompt_key
 from heddle_dask.environments.task_sources import SourcedTask, TaskSource
 from heddle_dask.live.driver.files.run_files import RunFiles
 from heddle_dask.live.driver.programs.attempts import Attempt, group_attempts
+from heddle_dask.live.driver.runs.endings import TaskKey
 from heddle_dask.live.driver.runs.program_runs import EndedAttempt
 from heddle_dask.live.driver.runs.runner import Driver
 from heddle_dask.live.driver.session.open_session import OpenSession
@@ -92,7 +93,7 @@ class GroupFeed:
         self._resumed: list[Attempt] = []
         self._running = 0
         self._evicted_before = 0  # groups, before there was a scheduler to tell
-        self._quarantined: set[str] = set()
+        self._quarantined: set[TaskKey] = set()
         self._opened_before: set[str] = set()  # groups of earlier sessions: what follows them may have begun there
         self._delivered: FinishedGroup | None = None
         self._counting: dict[str, bool] = {}
@@ -150,8 +151,9 @@ class GroupFeed:
         counted = 0
         for kind, body, _ in files.group_lines():
             if kind == "task-quarantined":
-                port.driver.failures.quarantine(body["task_id"], body["message"])
-                self._quarantined.add(body["task_id"])
+                task = (body.get("environment", ""), body["task_id"])  # an older run names no environment
+                port.driver.failures.quarantine(task, body["message"])
+                self._quarantined.add(task)
             elif not body["group_id"].startswith(f"{prefix}g"):
                 continue
             elif kind == "group-opened":
@@ -254,7 +256,7 @@ class GroupFeed:
                 self._has_ended = True
                 return None
             self._position += 1
-            if sourced.task.task_id not in self._port.driver.failures.quarantined:
+            if (sourced.environment.name, sourced.task.task_id) not in self._port.driver.failures.quarantined:
                 return GroupStart(self._position - 1, prefix=self._prefix)
         raise BadInput(
             f"the last {_MOST_QUARANTINED_IN_A_ROW} tasks are quarantined since their environments failed: see the log"
@@ -311,10 +313,11 @@ class GroupFeed:
 
     def _journal_quarantined(self) -> None:
         assert self._port is not None and self._files is not None
-        for task_id, message in self._port.driver.failures.quarantined.items():
-            if task_id not in self._quarantined:
-                self._quarantined.add(task_id)
-                self._files.journal("task-quarantined", {"task_id": task_id, "message": message})
+        for task, message in self._port.driver.failures.quarantined.items():
+            if task not in self._quarantined:
+                self._quarantined.add(task)
+                body = {"environment": task[0], "task_id": task[1], "message": message}
+                self._files.journal("task-quarantined", body)
 
     def _carry_out(self, decisions: Sequence[LedgerDecision]) -> None:
         assert self._port is not None

@@ -94,6 +94,10 @@ def unfinished_reward(metadata: Mapping[str, Any]) -> Reward:
     return Reward(None)
 
 
+TaskKey = tuple[str, str]
+"""Names an environment and a task of it: parts of a mix may have tasks of the same id."""
+
+
 class EnvironmentFailures:
     def __init__(
         self,
@@ -102,16 +106,15 @@ class EnvironmentFailures:
     ) -> None:
         self._retries = retries
         self._note = note
-        self._in_a_row: Counter[str] = Counter()
+        self._in_a_row: Counter[TaskKey] = Counter()
         self.count = 0  # attempts whose environment failed
-        # Ids of tasks that are not attempted again, with the last message.
-        self.quarantined: dict[str, str] = {}
+        self.quarantined: dict[TaskKey, str] = {}  # tasks that are not attempted again, with the last message
 
     def backoff_s(self, failures: int) -> float:
         """Seconds before the attempt that follows this many failures."""
         return float(self._retries.environment_backoff_s * 2 ** min(failures - 1, _MOST_DOUBLINGS))
 
-    def failed(self, task_id: str, failures: int, message: str) -> bool:
+    def failed(self, task: TaskKey, failures: int, message: str) -> bool:
         """The environment of an attempt has failed; whether the trajectory is attempted again.
 
         Parameters
@@ -120,17 +123,17 @@ class EnvironmentFailures:
             Of this trajectory, this one included.
         """
         self.count += 1
-        self._in_a_row[task_id] += 1
-        if self._in_a_row[task_id] >= self._retries.max_task_failures:
-            self.quarantine(task_id, message)
-        return task_id not in self.quarantined and failures < self._retries.max_environment_attempts
+        self._in_a_row[task] += 1
+        if self._in_a_row[task] >= self._retries.max_task_failures:
+            self.quarantine(task, message)
+        return task not in self.quarantined and failures < self._retries.max_environment_attempts
 
-    def quarantine(self, task_id: str, message: str) -> None:
-        if task_id not in self.quarantined:
-            self.quarantined[task_id] = message
-            times = self._in_a_row[task_id] or self._retries.max_task_failures
-            self._note(f"task {task_id} is quarantined: its environment failed {times} times: {message}")
+    def quarantine(self, task: TaskKey, message: str) -> None:
+        if task not in self.quarantined:
+            self.quarantined[task] = message
+            times = self._in_a_row[task] or self._retries.max_task_failures
+            self._note(f"task {task[1]} is quarantined: its environment failed {times} times: {message}")
 
-    def succeeded(self, task_id: str) -> None:
+    def succeeded(self, task: TaskKey) -> None:
         """An attempt at this task has come to its end."""
-        self._in_a_row.pop(task_id, None)
+        self._in_a_row.pop(task, None)

@@ -101,14 +101,14 @@ class ProgramRuns:
             lost_tokens = attempt.recorded.lost_tokens + attempt.recorded.interrupted_tokens
         while True:
             record, sampled, is_scored = await self._run_once(attempt)
-            task_id = attempt.task.task_id
+            task = (attempt.environment.name, attempt.task.task_id)
             if record.cause != "environment":
                 if record.status != "aborted":
-                    self._failures.succeeded(task_id)
+                    self._failures.succeeded(task)
                 break
             again = attempt.in_fresh_environment()
             failures = again.failures - again.begun_again
-            if not self._failures.failed(task_id, failures, message_of(record.detail)):
+            if not self._failures.failed(task, failures, message_of(record.detail)):
                 break
             lost_tokens += sampled
             self._services.journal(
@@ -164,8 +164,8 @@ class ProgramRuns:
         try:
             if self.interrupted or attempt.name in self._cancelled:
                 raise asyncio.CancelledError
-            if attempt.task.task_id in self._failures.quarantined:
-                message = self._failures.quarantined[attempt.task.task_id]
+            message = self._failures.quarantined.get((attempt.environment.name, attempt.task.task_id))
+            if message is not None:
                 return Ending("failed", "environment", f"its task is quarantined: {message}"), started_s
             await self._admission.wait(attempt.spec.trajectory_id)
             started_s = self._services.clock()
@@ -216,7 +216,7 @@ class ProgramRuns:
             token_ids=tuple(context.finished_record.token_ids.tolist()),
         )
         whole = attempt.recorded or recorded
-        hooks = LiveRewardContext(self._services, attempt.spec, attempt.name, attempt.seed, whole)
+        hooks = LiveRewardContext(self._services, attempt.spec, attempt.name, context.seed, whole)
         return ScoredAttempt(attempt.task, attempt.name, _group_of(attempt), transcript, ending.reward, whole, hooks)
 
     async def _score(self, attempt: Attempt, scored: ScoredAttempt, ending: Ending) -> Ending:
