@@ -14,7 +14,6 @@ from heddle_dask.core.run_description import RetryPolicy
 from heddle_dask.environments.base import EnvironmentFailed, environment_step
 from heddle_dask.live.driver.runs.endings import EnvironmentFailures, ending_of
 
-
 T = ("e", "t")
 
 
