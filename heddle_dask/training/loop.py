@@ -295,7 +295,8 @@ class TrainingLoop:
     def _may_end(self) -> bool:
         if self.is_stopped:
             return not self._training
-        is_trained = self.trained == self.plan.steps and self.installed == self.trained
+        # A resumed training may be asked for fewer steps than it has done.
+        is_trained = self.trained >= self.plan.steps and self.installed == self.trained
         return is_trained and not self._owes_evaluation() and not self._evaluating
 
     def _publish(self) -> PublishVersion | None:

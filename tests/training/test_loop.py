@@ -127,8 +127,10 @@ def test_a_resumed_training_brings_its_weights_to_the_engines_first() -> None:
     assert loop.handle(SwitchEnded(2)) == [Evaluate(2), OpenBatches(4), FormBatch(3)]
 
 
-def test_a_finished_training_that_is_resumed_ends() -> None:
-    loop = TrainingLoop(plan_of_mode("sync", 2), LoopStart(2))
+@pytest.mark.parametrize("mode", ["sync", "one-off", "async"])
+@pytest.mark.parametrize("steps", [1, 2])  # as many as are trained, or fewer
+def test_a_finished_training_that_is_resumed_ends(mode: str, steps: int) -> None:
+    loop = TrainingLoop(plan_of_mode(mode, steps), LoopStart(2))
     loop.begin()
     loop.handle(PublishEnded(2))
     assert loop.handle(SwitchEnded(2)) == [EndTraining(2)]
