@@ -66,7 +66,7 @@ class BufferedGroup:
             tuple(one.trajectory_id for one in members),
             tuple(one.reward for one in members),
             tuple(one.first_version for one in members),
-            tuple(one.trained_tokens for one in members),
+            tuple(one.sampled_tokens for one in members),
             tuple(one.truncated for one in members),
             group.late_for,
             group.earlier_rewards,

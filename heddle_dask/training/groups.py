@@ -172,8 +172,12 @@ class TrainingTrajectory:
     turn_rewards: tuple[float, ...] = ()
 
     @property
-    def trained_tokens(self) -> int:
+    def sampled_tokens(self) -> int:
         return sum(int(one.trained.sum()) for one in self.sequences)
+
+    @property
+    def trained_tokens(self) -> int:
+        return 0 if self.masked else self.sampled_tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)

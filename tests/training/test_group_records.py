@@ -14,6 +14,7 @@ from worlds.training_builders import finished_group, sampled_step, trained_recor
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.run_description import TURN_REWARDS
 from heddle_dask.records.token_record import Attribution, TokenRecord
+from heddle_dask.training.buffer_events import BufferedGroup
 from heddle_dask.training.group_records import (
     training_trajectory,
     trajectory_group,
@@ -103,6 +104,8 @@ def test_an_attempt_that_was_truncated_counts_is_masked_or_is_no_member(truncate
     group = trajectory_group(replace(finished, records=tuple(records)), "a", truncated=truncated)
     assert [member.trajectory_id for member in group.members] == members
     assert [member.trajectory_id for member in group.members if member.masked] == masked
+    assert [member.trained_tokens for member in group.members if member.masked] == [0] * len(masked)
+    assert BufferedGroup.of(group).sampled_tokens == (4,) * len(members)
     every = tuple(replace(record, status="truncated") for record in records)
     whole = trajectory_group(replace(finished, records=every), "a", truncated=truncated)
     assert (whole is None) == (truncated != "count"), "nothing would be trained"
