@@ -165,10 +165,14 @@ class CheckpointFolder:
     def _present(self, folder: Path) -> dict[int, Path]:
         found = {}
         for path in folder.glob("step-*"):
-            if (path / RECORD).is_file():
+            try:
                 record = read_record(path)
-                if record.lineage == self._lineage:
-                    found[record.number] = path
+            except BadInput:
+                if (path / RECORD).is_file():
+                    raise
+                continue  # incomplete, or one that another thread has just removed
+            if record.lineage == self._lineage:
+                found[record.number] = path
         return found
 
     def _make_room(self, path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from heddle_dask.core.errors import WriteFailed
 from heddle_dask.core.ids import PolicyVersion
 from heddle_dask.training.trainer_spec import TrainerSpec
 from heddle_dask.weights.store import WeightStore, read_manifest
-from pipelines.grpo.checkpoint_folder import CheckpointFolder, CheckpointRecord
+from pipelines.grpo import checkpoint_folder
+from pipelines.grpo.checkpoint_folder import CheckpointFolder, CheckpointRecord, read_record
 from pipelines.grpo.ranks import CopiedWeights, Ranks
 
 NEVER = 1e9
@@ -144,6 +146,25 @@ def test_the_newest_checkpoints_and_the_best_model_are_kept(tmp_path: Path) -> N
         folder.keep_best(PolicyVersion("a", 3), 2.0)
     newest = folder.newest()
     assert newest is not None and newest[1].version == PolicyVersion("a", 5)
+
+
+def test_a_checkpoint_that_is_removed_while_others_look_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = CheckpointFolder(tmp_path, "a", keep=2)
+    for number in (1, 2):
+        folder.begin(CheckpointRecord("a", number, "m"))
+        folder.complete(CheckpointRecord("a", number, "m"))
+
+    def pruned_before(path: Path) -> CheckpointRecord:
+        shutil.rmtree(tmp_path / "step-000001", ignore_errors=True)
+        return read_record(path)
+
+    monkeypatch.setattr(checkpoint_folder, "read_record", pruned_before)
+    assert folder.oldest_number == 2
+    (tmp_path / "step-000002" / "trainer.json").write_text("{")
+    with pytest.raises(BadInput, match="is no checkpoint"):
+        folder.newest()
 
 
 def test_half_a_checkpoint_does_not_count(tmp_path: Path) -> None:
