@@ -173,6 +173,22 @@ class WeightStore:
             removed.append(version)
         return tuple(removed)
 
+    def remove(self, lineage: str) -> None:
+        """Remove all versions of a line of training that is given up.
+
+        Raises
+        ------
+        BadInput
+            The store cannot be written.
+        """
+        check_version(PolicyVersion(lineage, 0))
+        try:
+            self._files.rm(f"{self._root}/{lineage}", recursive=True)
+        except FileNotFoundError:
+            return
+        except Exception as error:  # every implementation of fsspec raises errors of its own
+            raise BadInput(f"weights {lineage} cannot be removed from {self.uri}: {_one_line(error)}") from None
+
     # ------------------------------------------------------------------ inside
 
     def _uri_of(self, path: str) -> str:

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
+import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
 from heddle_dask.cli.main import heddle
 from heddle_dask.cli.rollout.command import rollout
+from heddle_dask.cli.rollout.run import RolloutRun
+from heddle_dask.cli.train import run as training_run
 from heddle_dask.cli.train.command import NOT_OF_ROLLOUT, train
 from heddle_dask.cli.train.order import engine_dtype
+from heddle_dask.cli.train.run import TrainRun
 from heddle_dask.core.errors import BadInput
+from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.core.run_description import StalenessBound
 from heddle_dask.environments.loading import held_out_name, training_name
-from heddle_dask.live.training.going_on import check_store
+from heddle_dask.live.training.going_on import OpenedTraining, check_store
+from heddle_dask.training.loop import LoopStart
 from heddle_dask.training.run_directory import TrainingDirectory
+from heddle_dask.training.sample_buffer import BatchRule
+from heddle_dask.training.stored_samples import StoredSamples
+from heddle_dask.weights.manifest import ModelFacts
 from heddle_dask.weights.store import WeightStore
+from heddle_dask.weights.tensor_files import RawTensor
+
+RULE = BatchRule(1, StalenessBound(3, "cancel", 2))
 
 
 def run(*options: str, out: Path) -> Result:
@@ -105,6 +123,79 @@ def test_a_store_with_weights_of_another_training_is_refused(tmp_path: Path) -> 
     with pytest.raises(BadInput, match=r"weights of another training \(other\)"):
         check_store(store, ["mine"])
     check_store(store, ["other"])
+
+
+def test_a_training_that_is_replaced_leaves_nothing_in_its_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def nothing(self: RolloutRun) -> int:
+        return 0
+
+    monkeypatch.setattr(RolloutRun, "run", nothing)
+    out, store = tmp_path / "run", WeightStore(str(tmp_path / "store"))
+    TrainingDirectory(out).begin({"steps": 3}, "create", "replaced")
+    tensor = RawTensor("w", "F32", (1,), np.zeros(1, np.float32))
+    store.write(PolicyVersion("replaced", 1), [tensor], ModelFacts("digest"))
+    options = ("--store", str(tmp_path / "store"), "--engine", "emulated")
+    assert run("--overwrite", *options, out=out).exit_code == 0
+    assert store.lineages() == ()
+    for mode in ("--resume", "--overwrite"):
+        assert run(mode, *options, out=out).exit_code == 0
+
+
+async def _interrupted(started: asyncio.Event, what: Coroutine[Any, Any, object], stack: AsyncExitStack) -> None:
+    async with stack:
+        task = asyncio.create_task(what)
+        await started.wait()
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+def test_an_interrupted_start_ends_its_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+
+    class Starting:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        async def state(self) -> None:
+            started.set()
+            await asyncio.Event().wait()
+
+        async def close(self) -> None:
+            ended.append("trainer")
+
+    monkeypatch.setattr(training_run, "RemoteTrainer", Starting)
+    started, stack = asyncio.Event(), AsyncExitStack()
+    order = Mock(directory=TrainingDirectory(tmp_path), rule=RULE, trainer={}, mode="create")
+    order.directory.begin({}, "create", "a")
+    opening = TrainRun._opened(Mock(train=order, model="m"), Mock(status="running"), stack)
+    asyncio.run(_interrupted(started, opening, stack))
+    assert ended == ["trainer"]
+
+
+def test_an_interrupted_start_ends_its_rollout(tmp_path: Path) -> None:
+    class Opening:
+        watch = open_batches = Mock()
+        ended = False
+
+        async def __aiter__(self) -> AsyncIterator[None]:
+            started.set()
+            await asyncio.Event().wait()
+            yield
+
+        async def aclose(self) -> None:
+            self.ended = True
+
+    started, stack, stream = asyncio.Event(), AsyncExitStack(), Opening()
+    rollout = Mock(session_id=None)
+    rollout.stream_groups.return_value = stream
+    with StoredSamples.create(tmp_path, RULE, "a") as samples:
+        opened = OpenedTraining(Mock(), samples, "a", LoopStart())
+        opening = TrainRun._train_on(Mock(), Mock(), rollout, opened, stack)
+        asyncio.run(_interrupted(started, opening, stack))
+    assert stream.ended
 
 
 def test_every_option_of_a_rollout_is_one_of_a_training_or_left_out_by_name() -> None:

@@ -164,6 +164,9 @@ class TrainRun(RolloutRun):
     async def run(self) -> int:
         order = self.train
         description = order.description(self.model, tokenizer_digest(self.model))
+        if order.mode == "overwrite":
+            for lineage in self._own_lineages():
+                self.store.remove(lineage)
         order.directory.begin(description, order.mode, uuid4().hex[:8])
         self.store.check_writable()
         try:
@@ -183,20 +186,21 @@ class TrainRun(RolloutRun):
         if self.is_local:
             await workers_joined(client, self.shape)
         self._say_where_to_look(client)
-        opened = await self._opened(client)
-        try:
-            async with rollout, AsyncExitStack() as stack:
-                self._rollout = rollout
-                ended = await self._train_on(client, rollout, opened, stack)
+        async with AsyncExitStack() as stack:
+            opened = await self._opened(client, stack)
+            stack.callback(opened.samples.close)
+            self._rollout = await stack.enter_async_context(rollout)
+            ended = await self._train_on(client, rollout, opened, stack)
             if not ended.stopped:
                 self.progress.message("done; ending every process")
-        finally:
-            opened.samples.close()
-            if client.status == "running":
-                await opened.trainer.close()
 
-    async def _opened(self, client: Client) -> OpenedTraining:
+    async def _opened(self, client: Client, stack: AsyncExitStack) -> OpenedTraining:
+        """What the training begins with; `stack` ends a trainer also where this does not return."""
         order = self.train
+
+        async def end(trainer: Trainer) -> None:
+            if client.status == "running":
+                await trainer.close()
 
         async def open_trainer(lineage: str, checkpoint: str) -> Trainer:
             spec = TrainerSpec(
@@ -208,6 +212,7 @@ class TrainRun(RolloutRun):
                 **order.trainer,
             )
             trainer = RemoteTrainer(client, spec, self._told)
+            stack.push_async_callback(end, trainer)
             await trainer.state()  # a model that it cannot load is refused before anything is rolled out
             return trainer
 
@@ -226,8 +231,8 @@ class TrainRun(RolloutRun):
         def begun(group_id: str) -> None:
             intake.begun(group_id, opened.start.trained if self._training is None else self._training.installed)
 
-        session = await feed.open(self.source, order.groups, intake.accepts, intake.counted, begun, intake.dropped)
         stack.push_async_callback(feed.close)
+        session = await feed.open(self.source, order.groups, intake.accepts, intake.counted, begun, intake.dropped)
         trackers = tuple(
             TRACKERS[name](order.directory.path, order.directory.description()["asked"]) for name in order.report_to
         )
