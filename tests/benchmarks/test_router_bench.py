@@ -228,23 +228,29 @@ class Forwarder:
 
 
 @asynccontextmanager
-async def forwarding_client(tmp_path: Path) -> AsyncIterator[tuple[Forwarder, RouterClient]]:
+async def two_engines(tmp_path: Path) -> AsyncIterator[list[str]]:
+    """Where they are."""
     async with AsyncExitStack() as stack:
         spec = emulated("emulated-model", seconds_per_token=0.0005, tcp=True)
         engines = [EngineProcess(spec, tmp_path / f"engine-{index}") for index in range(2)]
         for engine in engines:
             stack.push_async_callback(engine.stop)
-        forwarder = Forwarder([(await engine.start(60.0)).url for engine in engines])
-        url = await stack.enter_async_context(forwarder.serving())
-        yield forwarder, await stack.enter_async_context(RouterClient(url))
+        yield [(await engine.start(60.0)).url for engine in engines]
 
 
-def test_a_replay_over_http_generates_what_was_planned(trace: Path, tmp_path: Path) -> None:
-    async def scenario() -> tuple[Forwarder, Replayed]:
-        async with forwarding_client(tmp_path) as (forwarder, client):
-            return forwarder, await replay_on(client, trace)
+@asynccontextmanager
+async def forwarding_client(engine_urls: Sequence[str]) -> AsyncIterator[tuple[Forwarder, RouterClient]]:
+    forwarder = Forwarder(engine_urls)
+    async with forwarder.serving() as url, RouterClient(url) as client:
+        yield forwarder, client
 
-    forwarder, replayed = run(scenario())
+
+def check_replay(forwarder: Forwarder, replayed: Replayed, alive: int | None, trace: Path) -> None:
+    assert forwarder.most_under_way == (alive or 8), "tools count: whole trajectories are limited"
+    if alive == 1:
+        tasks = environment_of(trace).tasks(8, 2)
+        begun = list(dict.fromkeys(forwarder.sessions))
+        assert begun == [quote(task.task_id, safe="") for task in tasks], "in their order"
     assert replayed.generated_tokens == planned_tokens(environment_of(trace))
     assert replayed.makespan_s > 0.02, "it waited for its tools"
     names = sorted(f"a%2Fb%20{index}" for index in range(8))
@@ -252,30 +258,20 @@ def test_a_replay_over_http_generates_what_was_planned(trace: Path, tmp_path: Pa
     assert sorted(forwarder.finished) == names
 
 
-@pytest.mark.parametrize("alive", [1, 3, None])
-def test_no_more_trajectories_are_under_way_than_the_limit(alive: int | None, trace: Path, tmp_path: Path) -> None:
-    async def scenario() -> tuple[Forwarder, Replayed]:
-        async with forwarding_client(tmp_path) as (forwarder, client):
-            return forwarder, await replay_on(client, trace, alive)
+def test_replays_over_http(trace: Path, tmp_path: Path) -> None:
+    """What was planned is generated, with no more trajectories at once than the limit; a failed step ends it."""
 
-    forwarder, replayed = run(scenario())
-    assert forwarder.most_under_way == (alive or 8), "tools count: whole trajectories are limited"
-    begun = list(dict.fromkeys(forwarder.sessions))
-    if alive == 1:
-        tasks = environment_of(trace).tasks(8, 2)
-        assert begun == [quote(task.task_id, safe="") for task in tasks], "in their order"
-    assert sorted(forwarder.finished) == sorted(begun)
-    assert replayed.generated_tokens == planned_tokens(environment_of(trace))
-
-
-def test_a_failed_step_ends_the_replay_and_names_the_cause(trace: Path, tmp_path: Path) -> None:
     async def scenario() -> None:
-        async with forwarding_client(tmp_path) as (forwarder, client):
-            forwarder.refuse_after = 10
-            with pytest.raises(HeddleError, match=r"HTTP 503\): no more"):
-                await replay_on(client, trace)
-            assert len(asyncio.all_tasks()) < 40
-            assert len(forwarder.finished) < 8
+        async with two_engines(tmp_path) as urls:
+            for alive in (None, 3, 1):
+                async with forwarding_client(urls) as (forwarder, client):
+                    check_replay(forwarder, await replay_on(client, trace, alive), alive, trace)
+            async with forwarding_client(urls) as (forwarder, client):
+                forwarder.refuse_after = 10
+                with pytest.raises(HeddleError, match=r"HTTP 503\): no more"):
+                    await replay_on(client, trace)
+                assert len(asyncio.all_tasks()) < 40
+                assert len(forwarder.finished) < 8
 
     run(scenario())
 
