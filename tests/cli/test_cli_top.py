@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from heddle_dask.cli.main import main
+from heddle_dask.cli.top import watch
 
 HANG_S = 120.0
 MAIN = [sys.executable, "-c", "from heddle_dask.cli.main import main; main()"]
@@ -195,13 +196,19 @@ def test_bad_input_is_one_line(
     assert len(err.splitlines()) == 1 and said in err, err
 
 
-def test_where_nobody_answers_it_is_one_line(tmp_path: Path) -> None:
+def test_where_nobody_answers_it_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(watch, "CONNECT_TIMEOUT_S", 1.0)
     with socket.socket() as listener:  # a port that is taken, and no scheduler
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-        answered = answer(tmp_path, "--scheduler", f"tcp://127.0.0.1:{port}")
-    assert (answered.returncode, answered.stdout) == (2, "")
-    assert len(answered.stderr.splitlines()) == 1 and "no Dask scheduler answers at" in answered.stderr
+        monkeypatch.setattr(sys, "argv", ["heddle", "top", "--scheduler", f"tcp://127.0.0.1:{port}"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out) == (2, "")
+    assert len(err.splitlines()) == 1 and "no Dask scheduler answers at" in err
 
 
 @pytest.mark.cluster
