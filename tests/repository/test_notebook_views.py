@@ -76,6 +76,6 @@ def test_a_strategy_shows_what_replaces_the_parts_of_its_preset() -> None:
 
 @pytest.mark.cluster
 def test_a_cluster_shows_what_it_has_for_rollouts() -> None:
-    with LocalRolloutCluster(engines=2, tool_workers=1, tool_cpus=3, dashboard=False) as cluster:
+    with LocalRolloutCluster(engines=1, tool_workers=1, tool_cpus=3, dashboard=False) as cluster:
         html = cluster._repr_html_()
     assert "LocalRolloutCluster" in html and "1 with 3 CPUs each" in html and "TLS" in html
