@@ -55,6 +55,7 @@ class EngineConnection:
         self._question_timeout = http_client.time_limit(question_timeout_s, connect_timeout_s)
         self._session: aiohttp.ClientSession | None = None
         self._is_closed = False
+        self._configuration: Mapping[str, Any] | None = None
         self._in_flight: dict[str, asyncio.Future[None]] = {}
         self._streams: set[aiohttp.ClientResponse] = set()
 
@@ -75,8 +76,7 @@ class EngineConnection:
         timeout_s
             None: `question_timeout_s`.
         """
-        timeout = self._question_timeout if timeout_s is None else http_client.time_limit(timeout_s)
-        return await self._answered("POST", self._address.url + path, body, timeout)
+        return await self._question("POST", path, body, timeout_s)
 
     async def one_token_step(self, request_id: str, body: bytes) -> bytes:
         """Send a `Dialect.one_token_body`; returns the answer's bytes. `abort` finds it."""
@@ -93,10 +93,20 @@ class EngineConnection:
         answer = await self._question("GET", self._dialect.COUNTERS_PATH)
         return self._dialect.progress_of_answer(answer)
 
-    async def configuration(self) -> Mapping[str, Any]:
-        """The engine's whole configuration, in its own words."""
-        answer = await self._question("GET", self._dialect.CONFIGURATION_PATH)
-        return self._dialect.configuration_of_answer(answer)
+    async def configuration(self, timeout_s: float | None = None) -> Mapping[str, Any]:
+        """The engine's configuration, in its own words; asked once, since an engine answers between two iterations.
+
+        Parameters
+        ----------
+        timeout_s
+            None: `question_timeout_s`.
+        """
+        if self._configuration is None:
+            dialect = self._dialect
+            method = "GET" if dialect.CONFIGURATION_BODY is None else "POST"
+            answer = await self._question(method, dialect.CONFIGURATION_PATH, dialect.CONFIGURATION_BODY, timeout_s)
+            self._configuration = dialect.configuration_of_answer(answer)
+        return self._configuration
 
     async def abort(self, request_ids: Sequence[str]) -> None:
         """End requests early; their `generate` calls return what they have, reason ``"abort"``.
@@ -122,8 +132,13 @@ class EngineConnection:
             return False
         return True
 
-    async def describe(self) -> EngineInfo:
+    async def describe(self, timeout_s: float | None = None) -> EngineInfo:
         """The engine's description of itself.
+
+        Parameters
+        ----------
+        timeout_s
+            None: `question_timeout_s`.
 
         Raises
         ------
@@ -132,8 +147,8 @@ class EngineConnection:
         EngineRefused
             The engine has no such endpoint (vLLM without ``VLLM_SERVER_DEV_MODE=1``).
         """
-        models = await self._question("GET", self._dialect.MODELS_PATH)
-        return self._dialect.info_of_answers(models, await self.configuration())
+        models = await self._question("GET", self._dialect.MODELS_PATH, timeout_s=timeout_s)
+        return self._dialect.info_of_answers(models, await self.configuration(timeout_s))
 
     async def close(self) -> None:
         """Close all connections; steps in flight, and questions after it, end with `EngineUnreachable`."""
@@ -151,8 +166,11 @@ class EngineConnection:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
-    async def _question(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        return await self._answered(method, self._address.url + path, body, self._question_timeout)
+    async def _question(
+        self, method: str, path: str, body: bytes | None = None, timeout_s: float | None = None
+    ) -> bytes:
+        timeout = self._question_timeout if timeout_s is None else http_client.time_limit(timeout_s)
+        return await self._answered(method, self._address.url + path, body, timeout)
 
     async def _answered(self, method: str, url: str, body: bytes | None, timeout: aiohttp.ClientTimeout) -> bytes:
         try:

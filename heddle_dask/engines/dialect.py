@@ -26,6 +26,7 @@ class Dialect(Protocol):
     HEALTH_PATH: str
     MODELS_PATH: str
     CONFIGURATION_PATH: str
+    CONFIGURATION_BODY: bytes | None  # None: a GET request
     COUNTERS_PATH: str
 
     def generate_body(self, request: GenerateRequest, /) -> bytes:
@@ -44,7 +45,7 @@ class Dialect(Protocol):
         """The error that an answer with another HTTP status than 200 stands for."""
 
     def configuration_of_answer(self, body: bytes, /) -> Mapping[str, Any]:
-        """The engine's whole configuration, in its own words."""
+        """The engine's configuration, in its own words: what the other methods read of it."""
 
     def info_of_answers(self, models: bytes, configuration: Mapping[str, Any], /) -> EngineInfo:
         """The engine's description, from its list of models and its configuration."""

@@ -170,8 +170,6 @@ class EngineProcess:
             self._supervised.launch()
             async with EngineClient(self._address, self._kind.dialect, question_timeout_s=2.0) as client:
                 await self._until_ready(client, deadline, timeout_s, turn)
-            if self.spec.kv_transfer:
-                await self._until_described(deadline, timeout_s)
         except BaseException:
             await self.stop(grace_s=0.0)
             raise
@@ -258,16 +256,6 @@ class EngineProcess:
             raise self._start_error(f"failed its first step: {error}") from error
         finally:
             step.cancel()
-
-    async def _until_described(self, deadline: float, timeout_s: float) -> None:
-        # vLLM inspects the whole machine before its first answer to this, about 10 s; no transfer should wait for that.
-        left_s = max(1.0, deadline - time.monotonic())
-        try:
-            async with EngineClient(self._address, self._kind.dialect, question_timeout_s=left_s) as client:
-                await client.configuration()
-        except (EngineUnreachable, EngineRefused) as error:
-            self._raise_if_ended()
-            raise self._start_error(f"did not describe itself within {timeout_s:g} s: {error}") from error
 
     def _raise_if_ended(self) -> None:
         code = self.returncode

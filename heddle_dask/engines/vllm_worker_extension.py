@@ -9,11 +9,31 @@ from __future__ import annotations
 
 from typing import Any
 
+_READ_FIELDS = {
+    "scheduler_config": ("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"),
+    "parallel_config": ("tensor_parallel_size",),
+    "cache_config": ("block_size", "num_gpu_blocks"),
+}
+_EXTRA = "kv_connector_extra_config"
+
 
 class WorkerExtension:
     """Methods that ``POST /collective_rpc`` can call in every worker; vLLM mixes them into its worker's class."""
 
     model_runner: Any
+    vllm_config: Any
+
+    def configuration(self) -> dict[str, Any]:
+        """The part of vLLM's configuration that is read here, by vLLM's names."""
+        config = self.vllm_config
+        transfer = config.kv_transfer_config
+        return {
+            **{
+                section: {name: getattr(getattr(config, section), name) for name in names}
+                for section, names in _READ_FIELDS.items()
+            },
+            "kv_transfer_config": transfer and {_EXTRA: getattr(transfer, _EXTRA)},
+        }
 
     def reload_every_layer(self, weights_path: str) -> int:
         """Load the weights of a model directory in place.

@@ -34,7 +34,10 @@ GENERATE_PATH = "/inference/v1/generate"
 ABORT_PATH = "/abort_requests"
 HEALTH_PATH = "/health"
 MODELS_PATH = "/v1/models"
-CONFIGURATION_PATH = "/server_info?config_format=json"
+# Of `vllm_worker_extension`: vLLM's own ``/server_info`` inspects the whole machine first, which takes about 10 s.
+CONFIGURATION_PATH = "/collective_rpc"
+CONFIGURATION_METHOD = "configuration"
+CONFIGURATION_BODY: bytes | None = b'{"method":"configuration"}'
 COUNTERS_PATH = "/metrics"
 READ_PATH = "/v1/chat/completions/derender"
 
@@ -151,7 +154,8 @@ def export_params() -> dict[str, Any]:
 
 
 def configuration_of_answer(body: bytes) -> Mapping[str, Any]:
-    configuration: Mapping[str, Any] = json.loads(body)["vllm_config"]
+    # Each process of the engine has answered.
+    configuration: Mapping[str, Any] = json.loads(body)["results"][0]
     return configuration
 
 

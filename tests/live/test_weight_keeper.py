@@ -309,11 +309,13 @@ def test_weights_that_no_engine_can_load_do_not_restart_it_for_ever(tmp_path: Pa
 
 def test_an_engine_that_loads_for_long_is_not_stuck(tmp_path: Path, model_dir: str) -> None:
     async def scenario(owner: Owner) -> None:
-        step = asyncio.ensure_future(owner.greedy("waits", PROMPT, 200))
-        paused_s = await owner.go_over(1)
-        assert paused_s >= 1.0 and owner.lost == []
+        assert await owner.fetch(1, owner.publish(1)) == ""
+        step = asyncio.ensure_future(owner.greedy("waits", PROMPT, 1000))
+        await owner.until_generating()
+        report = await owner.install(1)
+        assert report.cause == "" and report.paused_s >= 1.0 and owner.lost == []
         result = await step
-        assert len(result.token_ids) == 200
+        assert len(result.token_ids) == 1000
         assert [span.policy_version for span in result.version_spans] == [0, 1]
 
     watch = Watch(start_timeout_s=CEILING_S, stall_s=0.2, canary_s=0.05)

@@ -35,6 +35,7 @@ class EchoDialect:
     ABORT_PATH = "/stop"
     HEALTH_PATH = "/alive"
     MODELS_PATH = CONFIGURATION_PATH = COUNTERS_PATH = "/about"
+    CONFIGURATION_BODY = None
 
     def generate_body(self, request: GenerateRequest) -> bytes:
         return json.dumps({"last": int(request.token_ids[-1]), "count": request.sampling.max_tokens}).encode()

@@ -24,7 +24,14 @@ from heddle_dask.engines.emulated.steps import BadRequest, EmulatedEngine
 from heddle_dask.engines.emulated.traits import EmulatedFaults, traits_of
 from heddle_dask.engines.emulated.weight_update import EmulatedWeightUpdates, LoadFailed, json_object
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.engines.wire import COUNTERS_PATH, GENERATED_TOKENS, KV_USE, STREAMED_TOKENS
+from heddle_dask.engines.wire import (
+    CONFIGURATION_METHOD,
+    CONFIGURATION_PATH,
+    COUNTERS_PATH,
+    GENERATED_TOKENS,
+    KV_USE,
+    STREAMED_TOKENS,
+)
 
 _LONGEST_BODY_BYTES = 1 << 28
 # Seconds between two looks at a step whose tokens are sent as they are sampled.
@@ -55,7 +62,7 @@ class EmulatedServer:
         for method, path, handler in (
             ("GET", "/health", self._health),
             ("GET", "/v1/models", self._models),
-            ("GET", "/server_info", self._server_info),
+            ("POST", CONFIGURATION_PATH, self._called),
             ("GET", COUNTERS_PATH, self._counters),
             ("POST", "/inference/v1/generate", self._generate),
             ("POST", "/abort_requests", self._abort),
@@ -100,7 +107,9 @@ class EmulatedServer:
         }
         return web.json_response({"object": "list", "data": [model]})
 
-    async def _server_info(self, _request: web.Request) -> web.Response:
+    async def _called(self, request: web.Request) -> web.Response:
+        if (await json_object(request)).get("method") != CONFIGURATION_METHOD:
+            return await self._updates.load(request)
         config = {
             "scheduler_config": {
                 "max_num_seqs": self._spec.named_slots,
@@ -111,7 +120,7 @@ class EmulatedServer:
             "cache_config": {"block_size": self._cost.block_tokens, "num_gpu_blocks": self._kv_blocks},
             "kv_transfer_config": self._transfers.config,
         }
-        return web.json_response({"vllm_config": config})
+        return web.json_response({"results": [config]})
 
     async def _counters(self, _request: web.Request) -> web.Response:
         return web.Response(text=self._counted() if self._stuck_at is None else self._stuck_at)

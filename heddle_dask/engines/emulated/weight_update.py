@@ -48,12 +48,11 @@ class EmulatedWeightUpdates:
         self._faults = faults
 
     def routes(self) -> tuple[_Route, ...]:
-        """Method, path and handler of each endpoint."""
+        """Method, path and handler of each endpoint but that of `load`."""
         return (
             ("POST", wire.PAUSE_PATH, self._pause),
             ("POST", wire.RESUME_PATH, self._resume),
             ("POST", wire.DROP_KV_PATH, self._drop_kv),
-            ("POST", wire.LOAD_WEIGHTS_PATH, self._load),
             ("POST", wire.LABEL_PATH, self._relabel),
             ("GET", "/weight_info", self._info),
         )
@@ -73,7 +72,8 @@ class EmulatedWeightUpdates:
             raise LoadFailed("Failed to reset KV cache even when all the running requests are preempted.")
         return web.json_response({"success": True})
 
-    async def _load(self, request: web.Request) -> web.Response:
+    async def load(self, request: web.Request) -> web.Response:
+        """Answer a call of `wire.LOAD_WEIGHTS_PATH`."""
         body = await json_object(request)
         directory = (body.get("kwargs") or {}).get("weights_path")
         if body.get("method") != wire.LOAD_WEIGHTS_METHOD or not isinstance(directory, str):

@@ -187,10 +187,9 @@ class EngineHost:
         dialect = engine_kind(self.spec.kind).dialect
         # The limit of a start holds for its first answer too: on a busy machine that takes longer than later ones may.
         left_s = max(_LEAST_ANSWER_S, self.watch.start_timeout_s - self.start_s)
-        async with EngineClient(address, dialect, question_timeout_s=left_s) as asking:
-            info = await asking.describe()
         client = EngineClient(address, dialect)
         try:
+            info = await client.describe(left_s)
             if installed is not None:
                 await client.label_weights(installed.version)
             self._condemned = asyncio.get_running_loop().create_future()
