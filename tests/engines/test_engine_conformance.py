@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -25,6 +26,7 @@ from worlds.rendered_requests import DIALECTS, TEMPLATE, model_with_template, or
 
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.chat.tool_calls import ReadReply, ToolCall, format_call
+from heddle_dask.core.gpu_chunks import GpuChunk
 from heddle_dask.core.ids import StepId, TrajectoryId
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.client import EngineClient
@@ -39,6 +41,10 @@ from heddle_dask.engines.contract import (
     VersionSpan,
 )
 from heddle_dask.engines.emulated.options import EmulatedOptions
+from heddle_dask.engines.model_services.host import HostDevices, ModelHost
+from heddle_dask.engines.model_services.served_process import ServiceClient
+from heddle_dask.engines.model_services.spec import ServiceRefused, ServiceSpec
+from heddle_dask.engines.model_services.vllm_backend import SleepingServer
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import VllmOptions
@@ -142,6 +148,14 @@ def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         asyncio.run(process.stop())
 
 
+@pytest.fixture
+def vllm(engine: Running) -> Running:
+    """The engine of the tests of what only vLLM does."""
+    if engine.emulated:
+        pytest.skip("of vLLM only")
+    return engine
+
+
 _count = 0
 
 
@@ -181,6 +195,7 @@ def test_it_is_healthy_and_describes_itself(engine):
         assert info.max_model_len == MAX_MODEL_LEN
         assert info.slots == SLOTS
         assert info.tp_degree == 1
+        assert info.kv_capacity_tokens > MAX_MODEL_LEN
 
     engine.tell(scenario)
 
@@ -570,21 +585,51 @@ def test_a_reply_is_read_by_the_engines_own_parser(engine):
 
 
 @pytest.mark.parametrize("path", list(DIALECTS))
-def test_the_gateways_prompt_of_a_request_is_that_of_the_engine(engine, path, tmp_path):
+def test_the_gateways_prompt_of_a_request_is_that_of_the_engine(vllm, path, tmp_path):
     """Whatever API an agent speaks, the ids of its prompt are those that vLLM makes of the same request."""
-    if engine.emulated:
-        pytest.skip("an emulated engine renders nothing")
-    template = ChatTemplate.load(str(model_with_template(Path(engine.spec.model), tmp_path / "model")))
+    template = ChatTemplate.load(str(model_with_template(Path(vllm.spec.model), tmp_path / "model")))
     _, requests = DIALECTS[path]
 
     async def scenario(client: EngineClient) -> None:
         limit = {} if path == "/v1/responses" else {"max_tokens": 50}
         for name, request in requests.items():
-            body = json.dumps({"model": engine.spec.model, **limit, **request}).encode()
+            body = json.dumps({"model": vllm.spec.model, **limit, **request}).encode()
             answer = json.loads(await client.ask(f"{path}/render", body))
             assert rendered(template, order_of(path, request)) == answer["token_ids"], name
 
-    engine.tell(scenario)
+    vllm.tell(scenario)
+
+
+def test_a_model_service_of_vllm_answers_as_the_cpu_back_end(vllm, tmp_path):
+    """Logprobs and judging: a service of vLLM is such a server, started by `service_command`."""
+    model = tmp_path / "model"
+    shutil.copytree(vllm.spec.model, model)
+    shutil.copy(TEMPLATE, model / "chat_template.jinja")
+    tokens, chat = list(b"What is 2+3? It is 5."), [{"role": "user", "content": "What is 2+3?"}]
+    service = ServiceSpec("teacher", model, "cpu", max_tokens=256, batch=4, dtype="float32")
+
+    async def scenario(client: EngineClient) -> None:
+        host = ModelHost(HostDevices(gpus=1), tmp_path / "logs", lambda *what: None)
+        asking = ServiceClient("teacher", client.address)
+        try:
+            await host.load(service, GpuChunk(0, 1), cold=True, keep=True)
+            cpu = host.resident("teacher", GpuChunk(0, 1)).server
+            served = SleepingServer(asking, replace(service, model=Path(vllm.spec.model)))
+            wanted = await cpu.logprobs(tokens, 1)
+            assert await served.logprobs(tokens, 1) == pytest.approx(wanted, abs=2e-3)
+            assert await served.logprobs(tokens, 18) == pytest.approx(wanted[17:], abs=2e-3)
+            with pytest.raises(ServiceRefused):
+                await served.logprobs([1] * (MAX_MODEL_LEN + 44), 1)
+            judged = await cpu.judge(chat, 64, 0.0)
+            assert judged["finish_reason"] == "stop"
+            assert await served.judge(chat, 64, 0.0) == judged
+            for each in (cpu, served):
+                assert (await each.judge(chat, 4, 0.0))["finish_reason"] == "length"
+        finally:
+            await asking.close()
+            await host.close()
+
+    vllm.tell(scenario)
 
 
 def test_an_engine_without_kv_transfers_says_so(engine):
