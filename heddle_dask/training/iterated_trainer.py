@@ -129,7 +129,7 @@ class IteratedTrainer:
     async def keep_best(self, version: PolicyVersion, reward: float) -> None:
         await on_own_thread(self._keep, version, reward)
 
-    async def save(self) -> TrainerState:
+    async def save(self, version: PolicyVersion) -> TrainerState:
         """The user's `save` was called after each batch."""
         return self._state
 

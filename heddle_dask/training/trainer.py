@@ -88,8 +88,11 @@ class Trainer(Protocol):
         """The weights of `version` are the best ones by held-out reward: they are kept until better ones are named."""
         ...
 
-    async def save(self) -> TrainerState:
-        """Write a checkpoint of its weights, and a model directory, unless they are there; then they are on disk."""
+    async def save(self, version: PolicyVersion) -> TrainerState:
+        """Write a checkpoint of its weights, which are `version`, and a model directory, unless they are there.
+
+        Then they are on disk. A trainer that has come back with older weights first trains the batches between them.
+        """
         ...
 
     async def close(self) -> None:

@@ -25,8 +25,8 @@ class TrainerSpec:
     checkpoints
         Directory for checkpoints; each is a directory ``step-000012`` in it. Models are in ``models`` there.
     batches
-        Directory of the stored batches: what is in no checkpoint is trained again from it when weights are published;
-        empty: only when a batch is trained.
+        Directory of the stored batches: what is in no checkpoint is trained again from it when weights are published
+        or saved; empty: only when a batch is trained.
     lineage
         Name of this line of training (`core.ids`).
     start

@@ -142,9 +142,11 @@ class Server:
         return uri
 
     async def save(self, request: web.Request) -> web.Response:
-        model = bool((await request.json())["model"])
+        """Without a version: of what it has."""
+        body = await request.json()
+        wanted = version_of(body) if "lineage" in body else None
         loop = asyncio.get_running_loop()
-        state = await loop.run_in_executor(self._torch, partial(self._ranks.save, model=model))
+        state = await loop.run_in_executor(self._torch, partial(self._ranks.save, wanted, model=bool(body["model"])))
         return web.json_response(_state(state))
 
     async def keep(self, request: web.Request) -> web.Response:

@@ -115,8 +115,21 @@ class Ranks:
         seconds = {**learner.record.seconds, "checkpoint": time.perf_counter() - began_s}
         learner.record = replace(learner.record, seconds=seconds)
 
-    def save(self, *, model: bool) -> TrainerState:
-        """Write a checkpoint of what it has, and its model directory, unless they are there; then both are on disk."""
+    def save(self, wanted: PolicyVersion | None = None, *, model: bool) -> TrainerState:
+        """Write a checkpoint and, with `model`, its model directory, unless they are there; then both are on disk.
+
+        Parameters
+        ----------
+        wanted
+            After the stored batches that give these weights; None: of what it has.
+
+        Raises
+        ------
+        BadInput
+            It cannot have them.
+        """
+        if wanted is not None:
+            self._reach(wanted, "saved")
         self._writer.wait()
         newest, version = self._folder.newest(), self.learner.version
         if version.number and (newest is None or newest[1].version != version):
@@ -137,11 +150,14 @@ class Ranks:
         learner = self.learner
         if version.lineage == learner.version.lineage and version.number < learner.version.number:
             return None
+        self._reach(version, "published")
+        return self._copied()
+
+    def _reach(self, version: PolicyVersion, aim: str) -> None:
         if self._spec.batches:
             self._catch_up(Path(self._spec.batches), version.number)
-        if version != learner.version:
-            raise BadInput(f"version {version} cannot be published: this trainer has {learner.version}")
-        return self._copied()
+        if version != self.learner.version:
+            raise BadInput(f"version {version} cannot be {aim}: this trainer has {self.learner.version}")
 
     def _copied(self) -> CopiedWeights:
         self._tell(("copy",))

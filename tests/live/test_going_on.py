@@ -52,7 +52,7 @@ class StoredTrainer:
     async def keep_best(self, version: PolicyVersion, reward: float) -> None:
         raise AssertionError("the loop evaluates")
 
-    async def save(self) -> TrainerState:
+    async def save(self, version: PolicyVersion) -> TrainerState:
         raise AssertionError("the loop ends")
 
     async def close(self) -> None:

@@ -176,7 +176,7 @@ def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(
             await trainer.keep_best(version(3), 0.7)
             checkpoints = tmp_path / "checkpoints"
             check_weights(checkpoints / "models" / "step-000003", tmp_path / "alone" / "models" / "step-000003")
-            saved = await trainer.save()
+            saved = await trainer.save(version(4))
             assert saved.checkpoint == checkpoints / "step-000004"
             assert {path.name for path in saved.checkpoint.glob("__*")} == {"__0_0.distcp", "__1_0.distcp"}
             await trainer.close()

@@ -204,8 +204,8 @@ class Overlapping:
     async def keep_best(self, version: PolicyVersion, reward: float) -> None:
         raise AssertionError("nothing is evaluated")
 
-    async def save(self) -> TrainerState:
-        self.log.append("save")
+    async def save(self, version: PolicyVersion) -> TrainerState:
+        self.log.append(f"save {version.number}")
         return await self.state()
 
     async def close(self) -> None:
@@ -230,7 +230,7 @@ def test_a_training_goes_on_while_weights_are_published_and_forgets_batches(tmp_
         ended = asyncio.run(LiveTraining(parts, LoopStart()).run())
     assert (ended.trained, ended.stopped) == (3, False)
     assert trainer.log[:4] == ["train 1", "publish 1", "train 2", "published 1"]
-    assert trainer.log[-1] == "save"
+    assert trainer.log[-1] == "save 3"
     assert [row["step"] for row in read_lines(parts.directory.metrics)] == [1, 2, 3]
     assert [path.name for path in (tmp_path / "batches").iterdir()] == ["step-000003.npz"]
 

@@ -87,6 +87,20 @@ def test_a_restart_does_what_is_in_no_checkpoint_again_with_the_same_bits(
     assert resumed.weights_of(PolicyVersion("a", 3)) is None, "it has newer ones"
 
 
+def test_the_last_save_is_of_the_last_step_whatever_the_process_had(tmp_path: Path) -> None:
+    died = trainer(tmp_path)
+    train(died, tmp_path, 1, 2)
+    held = weights(died)
+    ranks = trainer(tmp_path)
+    assert ranks.state.version == PolicyVersion("a", 0)
+    state = ranks.save(PolicyVersion("a", 2), model=True)
+    assert state.checkpoint == tmp_path / "checkpoints" / "step-000002"
+    assert (tmp_path / "checkpoints" / "models" / "step-000002").is_dir()
+    assert same(weights(ranks), held)
+    with pytest.raises(BadInput, match="a:7 cannot be saved: this trainer has a:2"):
+        ranks.save(PolicyVersion("a", 7), model=True)
+
+
 def test_a_checkpoint_holds_what_there_was_when_it_began_and_is_written_by_time(tmp_path: Path) -> None:
     ranks = trainer(tmp_path, checkpoint_every_s=0)
     train(ranks, tmp_path, 1)

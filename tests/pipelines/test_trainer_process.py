@@ -70,7 +70,7 @@ def test_weights_are_published_beside_a_batch_and_lost_steps_are_done_again(tmp_
         report = await trainer.train(batch_path(tmp_path, 3), version(3))
         assert report.state.version == version(3)
         assert await trainer.publish(version(2), str(tmp_path / "late")) is None, "it has newer ones"
-        state = await trainer.save()
+        state = await trainer.save(version(3))
         assert state.checkpoint is not None and (state.checkpoint.name, state.kept_from) == ("step-000003", 3)
 
     async def third(process: TrainerProcess) -> None:

@@ -93,9 +93,15 @@ class RemoteTrainer:
         """
         await self._ask("POST", "/keep", {**_named(version), "reward": reward})
 
-    async def save(self) -> TrainerState:
-        """See `Trainer.save`."""
-        return _state(await self._ask("POST", "/save", {"model": True}))
+    async def save(self, version: PolicyVersion) -> TrainerState:
+        """See `Trainer.save`.
+
+        Raises
+        ------
+        BadInput
+            The trainer cannot have this version.
+        """
+        return _state(await self._ask("POST", "/save", {**_named(version), "model": True}))
 
     async def export(self, directory: Path) -> None:
         """Write its weights as a model directory, an adapter merged with the model.

@@ -128,7 +128,7 @@ class LiveTraining:
             for command in commands:
                 if isinstance(command, EndTraining):
                     await _end(running)
-                    await self._patience.of("save", self._parts.trainer.save())
+                    await self._patience.of("save", self._parts.trainer.save(self._version(command.trained)))
                     return command
                 if isinstance(command, OpenBatches):
                     self._parts.feed.open_batches(command.through)
