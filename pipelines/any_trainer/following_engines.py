@@ -1,6 +1,6 @@
 """A rollout on a live cluster whose engines follow the weights of a trainer of others.
 
-The engines must be started with the model that the trainer begins with. Between two calls of the rollout function
+The engines must be started with the model that the trainer has at step 0. Between two calls of the rollout function
 nothing is generated, so the installation costs what it takes, and no step spans two versions.
 """
 
@@ -110,14 +110,15 @@ class FollowingEngines:
 
     def go_over(self, version: PolicyVersion, uri: str) -> None:
         """Return when every engine samples with weights of the store; steps that run meanwhile go on."""
+        if self._rollout.session_id is None:
+            self._rollout.open([*self._tasks.values()])
         self._rollout.client.sync(self._switch, version, uri)
         self._store.prune(self._lineage, 1, {version})
 
     async def _switch(self, version: PolicyVersion, uri: str) -> None:
         if self._control is None:
             session = self._rollout.session_id
-            if session is None:
-                raise BadInput("the rollout is not open: use `with rollout:` around the training")
+            assert session is not None
             self._control = WeightControl(self._rollout.client, session, self._note)
             self._control.stepped(PolicyVersion(self._lineage, 0))
         manifest = self._store.manifest(version)

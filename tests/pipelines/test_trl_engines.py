@@ -64,6 +64,12 @@ def test_what_is_rolled_out_after_a_step_was_sampled_by_its_weights(tmp_path: Pa
         assert [version.number for version in WeightStore(str(store)).versions("trainer")] == [2]
         with pytest.raises(BadInput, match="the dataset names the task 'c'"):
             list(engines.roll_out(["c"], 1))
+        # A trainer that goes on from a checkpoint: no engine has its weights.
+        with Rollout(client, env=solve, model=MODEL, engines=emulated(str(MODEL))) as rollout:
+            engines = FollowingEngines(rollout, tasks, str(store), lineage="again")
+            trainer.state.global_step = 40
+            TrlRollouts(engines)(["a", "a"], trainer)
+            assert versions(engines.roll_out(["a"], 3)) == {40}
 
 
 def trainer_at(step: int) -> Any:

@@ -18,7 +18,7 @@ from heddle_dask.core.notebook import named_repr
 from heddle_dask.core.run_description import WeightUpdatePolicy
 from heddle_dask.engines.defaults import TINY_AGENT
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.environments.base import Environment
+from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.function_tools import ToolTurns
 from heddle_dask.environments.rewards import reward_identity
 from heddle_dask.environments.task_sources import TaskSource
@@ -304,6 +304,11 @@ class Rollout:
         out = self._output and self._output.path
         return rollout_html({**self._describe(), **self.progress(), "out": out})
 
+    def open(self, tasks: Sequence[Task]) -> Any:
+        """Open the session now, with the engines for a run of these tasks; until `close`."""
+        self._entered = True
+        return self._sync(self._open_for, tasks)
+
     def close(self) -> Any:
         """End the session, stop the engines, close the store."""
         return self._sync(self._close)
@@ -459,6 +464,11 @@ class Rollout:
 
     def _clock(self) -> float:
         return time.monotonic() - self._started_s
+
+    async def _open_for(self, tasks: Sequence[Task]) -> None:
+        session, _ = await self._open((self.environment,), None)
+        attempts = attempts_of(self.environment, tasks, self.samples, self.seed, "")
+        await session.channel.unless_failed(self._engines.provide(self.tp_degrees, attempts))
 
     async def _open(self, environments: Sequence[Environment], plan: GroupPlan | None) -> tuple[OpenSession, RunFiles]:
         """Sandbox and files first (they fail fastest), then session, engines; an older run is overwritten last."""
