@@ -62,8 +62,8 @@ def padded_tensors(rows: Sequence[SampleRow], pad_token_id: int = 0) -> dict[str
     dict
         ``input_ids``, ``attention_mask``, ``policy_versions`` int64; ``trained`` bool; ``labels`` int64, the token
         where it is trained and `IGNORED_LABEL` elsewhere; ``logprobs``, ``temperatures`` float32, nan where not
-        trained; ``advantages``, ``rewards`` float32 and ``staleness`` int64 of [sequences]; ``group_ids``,
-        ``trajectory_ids``, ``environments``, lists of text.
+        trained; ``token_advantages`` float32, 0 where not trained; ``advantages``, ``rewards`` float32 and
+        ``staleness`` int64 of [sequences]; ``group_ids``, ``trajectory_ids``, ``environments``, lists of text.
     """
     longest = max((len(row) for row in rows), default=0)
     shape = (len(rows), longest)
@@ -74,12 +74,13 @@ def padded_tensors(rows: Sequence[SampleRow], pad_token_id: int = 0) -> dict[str
         "logprobs": torch.full(shape, math.nan, dtype=torch.float32),
         "temperatures": torch.full(shape, math.nan, dtype=torch.float32),
         "policy_versions": torch.full(shape, -1, dtype=torch.int64),
+        "token_advantages": torch.zeros(shape, dtype=torch.float32),
     }
     for index, row in enumerate(rows):
         length = len(row)
         columns["input_ids"][index, :length] = torch.from_numpy(row.token_ids)
         columns["attention_mask"][index, :length] = 1
-        for name in ("trained", "logprobs", "temperatures", "policy_versions"):
+        for name in ("trained", "logprobs", "temperatures", "policy_versions", "token_advantages"):
             columns[name][index, :length] = torch.from_numpy(getattr(row, name))
     return {
         **columns,

@@ -37,6 +37,7 @@ def test_a_data_loader_reads_the_stored_batches(tmp_path):
     assert one["logprobs"][one["trained"]].tolist() == [-0.25, -0.5, -0.75, -1.0] * 2
     assert torch.isnan(one["logprobs"][~one["trained"]]).all()
     assert one["advantages"].tolist() == [-0.5, 0.5]
+    assert one["token_advantages"].tolist() == [[0] * 3 + [-0.5] * 4, [0] * 3 + [0.5] * 4]
     assert one["group_ids"] == ["g1", "g1"]
 
 
