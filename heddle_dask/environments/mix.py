@@ -1,6 +1,7 @@
 """Several environments mixed: each task is of one of them, drawn by weight.
 
-Names on the command line: ``math:hard=2,code:hard=1``. A part without a weight has weight 1.
+Names on the command line: ``math:hard=2,code:hard=1``. A part without a weight has weight 1. Paths and addresses may
+have ``,`` and ``=`` themselves.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from heddle_dask.core.errors import BadInput, is_finite
 from heddle_dask.environments.base import Context, Environment, Reward, Task
+from heddle_dask.environments.loading import BUILT_IN, FROM_ELSEWHERE
 from heddle_dask.environments.task_sources import EnvironmentSource, SourcedTask, TaskSource
 
 
@@ -33,25 +35,42 @@ def parse_mix(text: str) -> tuple[MixPart, ...]:
     """
     if text.partition(":")[0] in ("replay", "agent"):
         return (MixPart(text),)  # the path of a trace, or of tasks, may have any character
-    parts = []
+    words: list[str] = []
     for word in text.split(","):
-        spec, equals, given = word.strip().partition("=")
-        if not spec:
-            raise BadInput(f"--env {text!r}: a part is empty; use NAME=WEIGHT,NAME=WEIGHT")
-        parts.append(MixPart(spec, _weight(spec, given) if equals else 1.0))
+        if words and _is_elsewhere(words[-1]) and not _begins_part(word):
+            words[-1] += f",{word}"  # of its path
+        else:
+            words.append(word.strip())
+    if not all(words):
+        raise BadInput(f"--env {text!r}: a part is empty; use NAME=WEIGHT,NAME=WEIGHT")
+    alone = len(words) == 1 and _is_elsewhere(text)
+    parts = [MixPart(text)] if alone else [_part(word) for word in words]
     for spec, count in Counter(part.spec for part in parts).items():
         if count > 1:
             raise BadInput(f"--env {text!r}: {spec!r} is there {count} times: give it one weight")
     return tuple(parts)
 
 
-def _weight(spec: str, given: str) -> float:
+def _is_elsewhere(word: str) -> bool:
+    return word.partition(":")[0] in FROM_ELSEWHERE
+
+
+def _begins_part(word: str) -> bool:
+    return ":" in word or word.strip().partition("=")[0] in BUILT_IN
+
+
+def _part(word: str) -> MixPart:
+    spec, equals, given = word.rpartition("=")
     try:
         weight = float(given)
     except ValueError:
         weight = float("nan")
+    _, query, asked = spec.partition("?")
+    is_own = weight != weight or (query and "=" not in asked)  # `?sessions=16` has no weight behind it
+    if not equals or (_is_elsewhere(word) and is_own):
+        return MixPart(word)
     _check_weight(spec, weight, given)
-    return weight
+    return MixPart(spec, weight)
 
 
 def _check_weight(name: str, weight: object, given: object) -> None:

@@ -41,7 +41,22 @@ def test_a_mix_by_its_text() -> None:
         MixPart("code", 0.5),
         MixPart("shell", 1.0),
     )
-    assert parse_mix("replay:a=b,c.jsonl") == (MixPart("replay:a=b,c.jsonl"),)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("replay:a=b,c.jsonl", {"replay:a=b,c.jsonl": 1}),
+        ("prompts:a=2,b.jsonl", {"prompts:a=2,b.jsonl": 1}),
+        ("openenv:http://h:80?sessions=16", {"openenv:http://h:80?sessions=16": 1}),
+        ("math=2,openenv:http://h?sessions=16", {"math": 2, "openenv:http://h?sessions=16": 1}),
+        ("openenv:http://h?sessions=16=3, math:hard", {"openenv:http://h?sessions=16": 3, "math:hard": 1}),
+        ("prompts:a=b,c.jsonl=0.5,code=1,prompts:d", {"prompts:a=b,c.jsonl": 0.5, "code": 1, "prompts:d": 1}),
+        ("math,prompts:lr=5e-4/x.jsonl", {"math": 1, "prompts:lr=5e-4/x.jsonl": 1}),
+    ],
+)
+def test_paths_and_addresses_keep_their_commas_and_equals_signs(text: str, parts: dict[str, float]) -> None:
+    assert parse_mix(text) == tuple(MixPart(*part) for part in parts.items())
 
 
 @pytest.mark.parametrize(
