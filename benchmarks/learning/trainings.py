@@ -19,7 +19,7 @@ from typing import Any, Final
 from benchmarks.row_file import Row, RowFile
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.reader import RunReader
-from heddle_dask.records.trajectory_prefix import PREFIX
+from heddle_dask.records.trajectory_prefix import prefix_facts
 from heddle_dask.training.json_lines import append_lines, read_lines
 from heddle_dask.training.run_directory import TrainingDirectory
 
@@ -180,7 +180,7 @@ def _whole(directory: TrainingDirectory) -> dict[str, Any]:
     """What a training that has ended rolled out, and what its groups were worth."""
     metrics = read_lines(directory.metrics)
     run = RunReader(directory.rollout)
-    behind = sum(PREFIX in run.trajectory(row).metadata for row in range(len(run)))
+    behind = sum(prefix_facts(run.trajectory(row)) is not None for row in range(len(run)))
     return {
         "steps": len(metrics),
         "trajectories": len(run),

@@ -7,6 +7,7 @@ recorded one makes another context.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.token_record import TokenRecord
-from heddle_dask.records.trajectory import StepRecord, TrajectoryRecord
+from heddle_dask.records.trajectory import StepRecord, TrajectoryOutline, TrajectoryRecord
 
 PREFIX: Final = "prefix"
 """The entry of a trajectory's metadata that names its prefix (`TrajectoryPrefix.facts`)."""
@@ -93,6 +94,11 @@ class TrajectoryPrefix:
             "tokens": len(self.token_ids),
             "sampled_tokens": self.sampled_tokens,
         }
+
+
+def prefix_facts(record: TrajectoryOutline) -> Mapping[str, Any] | None:
+    """What a record says of its prefix; None: its first step is its own, and an entry of that name is its program's."""
+    return record.metadata[PREFIX] if record.steps and record.steps[0].step_index else None
 
 
 def begins_by_itself(record: TrajectoryRecord) -> bool:

@@ -20,7 +20,7 @@ from typing import Final
 
 from heddle_dask.core.errors import BadInput, check_count, is_finite
 from heddle_dask.records.trajectory import TrajectoryRecord
-from heddle_dask.records.trajectory_prefix import PREFIX, TrajectoryPrefix, begins_by_itself
+from heddle_dask.records.trajectory_prefix import TrajectoryPrefix, begins_by_itself, prefix_facts
 
 HALF: Final = 0.5
 
@@ -130,7 +130,7 @@ class PrefixSampler:
         if version < self._newest - self._rule.max_age:
             return False
         task = self._tasks.setdefault(key, _Task())
-        facts = known[0].metadata.get(PREFIX) or {"source": "", "steps": 0}
+        facts = prefix_facts(known[0]) or {"source": "", "steps": 0}
         passed = sum(self._passes(record) for record in known)
         seen = _Attempts(str(facts["source"]), int(facts["steps"]), passed, len(known) - passed, version)
         task.seen.append(seen)
@@ -198,7 +198,6 @@ def _may_be_source(record: TrajectoryRecord) -> bool:
     """Whether an attempt has a prefix that can be replayed, and came to its own end."""
     return (
         record.status == "completed"
-        and PREFIX not in record.metadata
         and len(record.steps) > 1
         and record.steps[0].generated_tokens > 0
         and begins_by_itself(record)

@@ -39,19 +39,22 @@ def _no_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
 class Session:
     """A feed, connected to the files of a run."""
 
-    def __init__(self, out: Path, mode: str, source: TaskSource | None = None) -> None:
+    def __init__(self, out: Path, mode: str, source: TaskSource | None = None, plan: GroupPlan = PLAN) -> None:
         self.files = RunFiles(Output(out, mode), lambda: {"environment": "e", "seed": 1})
         self.files.open()
         self.files.begin_batch()
         self.failures = EnvironmentFailures(RetryPolicy())
         driver = Mock(waiting=0, failures=self.failures)
-        self.feed = GroupFeed(source or EnvironmentSource(ENVIRONMENT, 1), PLAN, 1)
+        self.feed = GroupFeed(source or EnvironmentSource(ENVIRONMENT, 1), plan, 1)
         self.feed.connect(GroupPort(Mock(status="closed"), Mock(), driver), self.files, "", lambda: None)
 
     def end(self, attempts: Sequence[Attempt], rewards: Sequence[float], cause: str = "") -> None:
         for attempt, reward in zip(attempts, rewards, strict=True):
+            record = trained_record(attempt.name, attempt.spec.group_id, None if cause else reward, (0, 0, 0))
+            behind = 0 if attempt.prefix is None else attempt.prefix.steps
             record = replace(
-                trained_record(attempt.name, attempt.spec.group_id, None if cause else reward, (0, 0, 0)),
+                record,
+                steps=tuple(replace(step, step_index=step.step_index + behind) for step in record.steps),
                 task_id=attempt.task.task_id,
                 environment="e",
                 prompt_key=attempt.spec.prompt_key,
@@ -116,5 +119,28 @@ def test_a_task_is_quarantined_in_its_own_part_of_a_mix_and_when_its_run_goes_on
             session.end(attempts, [1, 0] * 4)
             session.deliver()
             await session.files.close()
+
+    asyncio.run(body())
+
+
+def test_a_group_behind_a_prefix_that_fails_in_a_session_without_prefix_sampling_begins_from_scratch(
+    tmp_path: Path,
+) -> None:
+    async def body() -> None:
+        first = Session(tmp_path / "run.zarr", "create")
+        first.end(first.feed.pull(), [1, 0, 0, 0])
+        first.feed.take()
+        assert groups_of(first.feed.pull()) == ["g000000c1"]
+        await first.files.close()
+
+        again = Session(tmp_path / "run.zarr", "resume", plan=replace(PLAN, prefixes=None))
+        resumed = [attempt for attempt in again.feed.pull() if attempt.prefix is not None]
+        assert groups_of(resumed) == ["g000000c1"]
+        again.end(resumed, [0, 0, 0, 0], cause=PREFIX)
+        again.feed.take()
+        again.feed.confirm()
+        anew = again.feed.pull()
+        assert "g000000c1.1" in groups_of(anew) and all(attempt.prefix is None for attempt in anew)
+        await again.files.close()
 
     asyncio.run(body())

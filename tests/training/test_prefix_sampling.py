@@ -33,7 +33,8 @@ def group(
     own = steps if prefix is None else steps - prefix.steps
     metadata = {} if prefix is None else {PREFIX: prefix.facts}
     first = trained_record(name, name, 0.0, (version,) * own)
-    changes = {"prompt_key": "key", "metadata": metadata, **changes}
+    steps_of = tuple(replace(step, step_index=step.step_index + steps - own) for step in first.steps)
+    changes = {"prompt_key": "key", "metadata": metadata, "steps": steps_of, **changes}
     return [
         replace(first, trajectory_id=f"{name}/{n}", reward=float(n < passed), **changes) for n in range(passed + failed)
     ]
@@ -143,7 +144,7 @@ def test_late_members_count_for_the_rate_and_neither_ask_again_nor_count_as_aske
     "changes",
     [
         {"status": "truncated"},
-        {"metadata": {PREFIX: {"source": "other", "steps": 1}}},
+        {"prefix": TrajectoryPrefix.of(group("other", 1, 0)[0], 1)},
         {"steps": 1},
     ],
 )
@@ -152,6 +153,14 @@ def test_what_cannot_be_a_source(changes: dict[str, Any]) -> None:
     steps = changes.pop("steps", 4)
     assert not sampler.observe(group("a", 1, 7, steps, **changes))
     assert sampler.prefix_for("math", "key") is None
+
+
+@pytest.mark.parametrize("own", ["of a path", {"source": 1}, {"source": "a/0", "steps": 2}])
+def test_what_a_program_stores_by_the_name_of_prefixes_is_its_own(own: Any) -> None:
+    sampler = PrefixSampler(RULE)
+    assert sampler.observe(group("a", 1, 7, metadata={PREFIX: own}))
+    prefix = sampler.prefix_for("math", "key")
+    assert prefix is not None and (prefix.source, prefix.steps) == ("a/0", 2)
 
 
 def test_a_refused_environment_begins_from_scratch() -> None:

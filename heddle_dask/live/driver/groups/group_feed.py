@@ -280,8 +280,8 @@ class GroupFeed:
         return self._sampler.prefix_for(sourced.environment.name, prompt_key(sourced.environment.name, sourced.task))
 
     def _refuse_prefixes(self, environment: str, why: str) -> None:
-        assert self._sampler is not None and self._port is not None
-        if self._sampler.refuse(environment):
+        assert self._port is not None
+        if self._sampler is not None and self._sampler.refuse(environment):  # None: of an earlier session's groups
             self._port.note(f"prefix sampling: groups of {environment} begin from scratch: {why}")
 
     def _attempts(
