@@ -65,6 +65,10 @@ def run(*options: str, out: Path) -> Result:
         (["--resume"], "has no run.json"),
         (["--resume", "--overwrite"], "exclude each other"),
         (["--model", "no/such"], "does not exist"),
+        (
+            ["--prefix-sampling", "--engine-arg", "tool-call-parser=hermes"],
+            "prefixes are not replayed where engines read",
+        ),
         (["--store", "collective://"], "name the trainer's network address"),
         (["--store", "collective://10.0.0.7"], "such as collective://10.0.0.7:29600"),
         (["--store", "collective://0.0.0.0:29600"], "engines cannot connect to 0.0.0.0"),

@@ -16,19 +16,25 @@ from worlds.scripted_plane import ScriptedPlane, context_on, sampled
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import GroupId, TrajectoryId
 from heddle_dask.core.nouns import TrajectorySpec
+from heddle_dask.engines.vllm_command import VllmOptions
 from heddle_dask.environments.base import Context, Task
 from heddle_dask.environments.functions import FunctionEnvironment
 from heddle_dask.environments.rewards import RewardContext, Transcript
 from heddle_dask.environments.splits import prompt_key
+from heddle_dask.environments.task_sources import EnvironmentSource
 from heddle_dask.live.driver.files.continuation import task_list
 from heddle_dask.live.driver.inputs.rollout_inputs import prefixes_of
+from heddle_dask.live.driver.options import Engines
 from heddle_dask.live.driver.programs.attempts import Attempt
 from heddle_dask.live.driver.programs.context import LiveContext
 from heddle_dask.live.driver.programs.prefix_replay import PrefixDiverged
+from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.driver.runs.endings import EnvironmentFailures
 from heddle_dask.live.driver.runs.program_runs import ProgramRuns
 from heddle_dask.records.token_record import Attribution
 from heddle_dask.records.trajectory_prefix import TrajectoryPrefix
+from heddle_dask.training.groups import GroupPlan
+from heddle_dask.training.prefix_sampling import PrefixRule
 
 REPLIES = (sampled(65, 66), sampled(67), sampled(68, 69), sampled(70))
 
@@ -154,6 +160,20 @@ def test_a_reward_hook_has_the_seed_of_the_environment(
     attempt = Attempt(Task("a", "one"), TrajectorySpec(TrajectoryId("t"), GroupId("g")), 8, environment, "t")
     record = asyncio.run(runs.run(attempt.behind(source[1]))).record
     assert (record.detail, record.reward, record.seed) == ("", source[1].seed, 8)
+
+
+def test_engines_that_read_calls_are_refused(model_dir: str, source: tuple[LiveContext, TrajectoryPrefix]) -> None:
+    task = Task("a", "one")
+    environment = FunctionEnvironment(program, name="env", tasks=lambda count, seed: [task])
+    engines = Engines(options=VllmOptions(extra_args=("--tool-call-parser=hermes",)))
+    rollout = Rollout(Mock(asynchronous=True), env=environment, model=model_dir, engines=engines)
+    plan = GroupPlan(2, prefixes=PrefixRule())
+    with pytest.raises(BadInput, match="where engines read calls of tools"):
+        rollout.stream_groups(EnvironmentSource(environment, 1), plan)
+    assert rollout.stream_groups(EnvironmentSource(environment, 1), replace(plan, prefixes=None))
+    prefix = replace(source[1], prompt_key=prompt_key("env", task))
+    with pytest.raises(BadInput, match="where engines read calls of tools"):
+        asyncio.run(rollout.run([task], prefixes={"a": prefix}))
 
 
 async def _continuations(ctx: Context) -> None:

@@ -29,7 +29,7 @@ from heddle_dask.environments.loading import held_out_name, load_environment
 from heddle_dask.environments.mix import mixed_source, parse_mix
 from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.live.driver.inputs.loaded_model import tokenizer_digest
-from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel
+from heddle_dask.live.driver.inputs.rollout_inputs import ChatModel, check_replayed_calls
 from heddle_dask.live.driver.options import Sampling
 from heddle_dask.live.driver.programs.attempts import domains_of
 from heddle_dask.live.driver.rollout import Rollout
@@ -110,6 +110,8 @@ class TrainRun(RolloutRun):
             _check_trainer(order.trainer)
         self.shape = replace(self.shape, trainers=max(1, self.shape.trainers))
         self.source = mixed_source(order.rollout["env"], self._load, order.rollout["seed"])
+        if order.groups.prefixes is not None and self.engines.options is not None:
+            check_replayed_calls(self.engines.options)
         self.store = WeightStore(store_uri(order.store, order.directory.weights))
         if self.store.is_broadcast:
             kind = engine_kind(self.engines.kind)

@@ -39,6 +39,7 @@ from heddle_dask.live.driver.inputs.rollout_inputs import (
     Output,
     Prefixes,
     Tasks,
+    check_replayed_calls,
     environment_of,
     given_or_default,
     prefixes_of,
@@ -251,8 +252,11 @@ class Rollout:
         Raises
         ------
         BadInput
-            An environment rewards whole groups, and the plan keeps late members.
+            An environment rewards whole groups, and the plan keeps late members; or it samples prefixes, and engines
+            read the calls of tools.
         """
+        if plan.prefixes is not None:
+            check_replayed_calls(self.spec.options)
         stream = GroupStream(
             GroupFeed(source, plan, self.seed, counts, counted),
             partial(self._roll_groups_out, source),
@@ -355,6 +359,8 @@ class Rollout:
         chosen = tasks_of(tasks, self.environment, self.seed)
         check_domains(self._strategy.build(seed=self.seed), domains_of(self.environment, chosen))
         behind = prefixes_of(prefixes, self.environment, chosen)
+        if behind:
+            check_replayed_calls(self.spec.options)
         self._task_list = task_list(chosen, behind)
 
         async def begin(session: OpenSession, files: RunFiles) -> FeedOf:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.engines.defaults import TINY_AGENT, shipped_model
+from heddle_dask.engines.spec import EngineOptions
 from heddle_dask.environments.base import Environment, Task
 from heddle_dask.environments.function_tools import ToolAgent
 from heddle_dask.environments.functions import as_environment
@@ -241,6 +242,20 @@ def prefixes_of(prefixes: Prefixes | None, environment: Environment, tasks: Sequ
         if prefix.prompt_key != prompt_key(part.name, task):
             raise BadInput(f"prefixes: {task_id!r}: {prefix.source} attempted another task, or in another environment")
     return dict(prefixes or {})
+
+
+def check_replayed_calls(options: EngineOptions) -> None:
+    """Refuse prefixes where engines read the calls of tools: what they read is not recorded.
+
+    Raises
+    ------
+    BadInput
+    """
+    if options.reads_calls:
+        raise BadInput(
+            "prefixes are not replayed where engines read calls of tools (tool-call-parser): leave that parser out, or "
+            "the prefixes (prefix sampling)"
+        )
 
 
 def _drawn(count: int, environment: Environment, seed: int) -> list[Task]:
