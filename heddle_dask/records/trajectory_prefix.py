@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.records.token_record import TokenRecord
-from heddle_dask.records.trajectory import StepRecord, TrajectoryOutline, TrajectoryRecord
+from heddle_dask.records.trajectory import StepRecord, TrajectoryRecord
 
 PREFIX: Final = "prefix"
 """The entry of a trajectory's metadata that names its prefix (`TrajectoryPrefix.facts`)."""
@@ -96,7 +96,7 @@ class TrajectoryPrefix:
         }
 
 
-def prefix_facts(record: TrajectoryOutline) -> Mapping[str, Any] | None:
+def prefix_facts(record: TrajectoryRecord) -> Mapping[str, Any] | None:
     """What a record says of its prefix; None: its first step is its own, and an entry of that name is its program's."""
     return record.metadata[PREFIX] if record.steps and record.steps[0].step_index else None
 
