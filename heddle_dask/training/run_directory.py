@@ -103,19 +103,22 @@ class TrainingDirectory:
         if mode == "resume":
             stored = self.description()
             _check_same(self.path, stored["asked"], description)
-            stored["asked"] = dict(description)
-        else:
-            if mode == "overwrite" and self.path.exists():
-                shutil.rmtree(self.path)
-            began = [{"lineage": lineage, "number": 0}]
-            stored = {
-                "format": FORMAT,
-                "version": FORMAT_VERSION,
-                "asked": dict(description),
-                "lineages": began,
-            }
+            return stored
+        if mode == "overwrite" and self.path.exists():
+            shutil.rmtree(self.path)
+        began = [{"lineage": lineage, "number": 0}]
+        stored = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "asked": dict(description),
+            "lineages": began,
+        }
         self._write(stored)
         return stored
+
+    def changes(self, description: Mapping[str, Any]) -> None:
+        """From the next step on, a resumed training is what it asked for."""
+        self._write({**self.description(), "asked": dict(description)})
 
     def description(self) -> dict[str, Any]:
         """What ``run.json`` says.

@@ -205,5 +205,20 @@ _CHOICES = {
 }
 
 
+_NOT_OF_LEARNING = frozenset(
+    (
+        *("model", "checkpoints", "lineage", "start", "batches"),
+        *("micro_batch_tokens", "packed", "dtype", "device", "ranks", "shares_gpus", "threads"),
+        *("gradient_checkpointing", "silence_s", "checkpoint_every_s", "keep_checkpoints"),
+    )
+)
+
+
+def learning_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options by which a batch gives other weights, but for rounding; those that are not given have defaults."""
+    known = {field.name: field.default for field in fields(TrainerSpec) if field.name not in _NOT_OF_LEARNING}
+    return {name: given.get(name, default) for name, default in known.items()}
+
+
 def checkpoint_name(version: PolicyVersion) -> str:
     return f"step-{version.number:06d}"

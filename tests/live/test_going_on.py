@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from heddle_dask.training.run_directory import TrainingDirectory
 from heddle_dask.training.sample_buffer import BatchRule
 from heddle_dask.training.stored_samples import StoredSamples
 from heddle_dask.training.trainer import TrainerState, TrainReport
+from heddle_dask.training.trainer_spec import learning_options
 from heddle_dask.weights.manifest import ModelFacts
 from heddle_dask.weights.store import WeightStore
 from heddle_dask.weights.tensor_files import RawTensor
@@ -53,7 +56,8 @@ class StoredTrainer:
         raise AssertionError("the loop evaluates")
 
     async def save(self, version: PolicyVersion) -> TrainerState:
-        raise AssertionError("the loop ends")
+        self.trained.append(("saved", version.number))
+        return await self.state()
 
     async def close(self) -> None:
         pass
@@ -79,13 +83,18 @@ def _go_on(
     directory: TrainingDirectory, checkpoint: int, trained: list[tuple[str, int]] | None = None
 ) -> tuple[OpenedTraining, list[tuple[str, str]]]:
     opened: list[tuple[str, str]] = []
+    log = [] if trained is None else trained
 
-    async def open_trainer(lineage: str, start: str) -> StoredTrainer:
+    async def open_trainer(
+        lineage: str, start: str, learning: Mapping[str, Any] = MappingProxyType({})
+    ) -> StoredTrainer:
         opened.append((lineage, start))
-        return StoredTrainer(lineage, checkpoint, [] if trained is None else trained)
+        if learning:
+            log.append((f"rate {learning['learning_rate']}", checkpoint))
+        return StoredTrainer(lineage, checkpoint, log)
 
-    store = WeightStore(str(directory.weights))
-    gone_on = asyncio.run(go_on(directory, RULE, store, open_trainer, directory.path / "no.journal"))
+    store, journal = WeightStore(str(directory.weights)), directory.path / "no.journal"
+    gone_on = asyncio.run(go_on(directory, RULE, store, open_trainer, learning_options({}), journal))
     gone_on.samples.close()
     return gone_on, opened
 
@@ -116,6 +125,18 @@ def test_steps_after_the_newest_checkpoint_are_done_again_and_logged_once(tmp_pa
     assert (opened.lineage, opened.start.trained, trainers) == ("a", 3, [("a", "")])
     assert [row["step"] for row in read_lines(directory.metrics)] == [1, 2, 3]
     assert opened.samples.open_batches == (batch_path(directory.batches, 4),)
+
+
+def test_steps_are_done_again_with_the_options_of_learning_that_they_had(tmp_path: Path) -> None:
+    directory = _directory(tmp_path, formed=4, trained=3, published=2)
+    directory.changes({"steps": 9, "learning": {"learning_rate": 0.5, "checkpoint_every_s": 7, "alpha": 2}})
+    trained: list[tuple[str, int]] = []
+    opened, trainers = _go_on(directory, checkpoint=1, trained=trained)
+    assert trained == [("rate 0.5", 1), ("step-000003.npz", 3), ("saved", 3)]
+    assert (opened.start.trained, trainers) == (3, [("a", "")] * 3), "the last one has the options that are asked for"
+    trained.clear()
+    _go_on(directory, checkpoint=3, trained=trained)
+    assert trained == [], "nothing is done again"
 
 
 def test_a_step_that_was_done_again_and_was_not_logged_is_logged(tmp_path: Path) -> None:

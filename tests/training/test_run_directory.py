@@ -38,7 +38,11 @@ def test_what_is_no_training_is_never_replaced(tmp_path: Path) -> None:
 def test_a_resumed_training_asks_for_the_same_but_may_do_more_steps(tmp_path: Path) -> None:
     directory = TrainingDirectory(tmp_path / "run")
     directory.begin(ASKED, "create", "a")
-    assert directory.begin({**ASKED, "steps": 20}, "resume", "b")["lineages"] == [{"lineage": "a", "number": 0}]
+    assert directory.begin({**ASKED, "steps": 20}, "resume", "b") == directory.description()
+    assert directory.description()["asked"] == ASKED, "until what was trained so is in a checkpoint"
+    directory.changes({**ASKED, "steps": 20})
+    assert directory.description()["asked"]["steps"] == 20
+    assert directory.description()["lineages"] == [{"lineage": "a", "number": 0}]
     with pytest.raises(BadInput, match="groups was 8, and is 4 now"):
         directory.begin({**ASKED, "groups": 4}, "resume", "b")
     directory.begin({**ASKED, "truncated": "count"}, "resume", "b")  # it is older than this option

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -50,7 +51,7 @@ from heddle_dask.training.mismatch import EnginesDiffer, MismatchGuard
 from heddle_dask.training.step_row import StepSeconds
 from heddle_dask.training.stored_samples import BUFFER_LOG
 from heddle_dask.training.trainer import Trainer
-from heddle_dask.training.trainer_spec import TrainerSpec
+from heddle_dask.training.trainer_spec import TrainerSpec, learning_options
 from heddle_dask.training.training_result import training_result
 from heddle_dask.views.drawing.safe_console import SafeConsole
 from heddle_dask.weights.collective import store_uri
@@ -165,11 +166,11 @@ class TrainRun(RolloutRun):
 
     async def run(self) -> int:
         order = self.train
-        description = order.description(self.model, tokenizer_digest(self.model))
+        self._description = order.description(self.model, tokenizer_digest(self.model))
         if order.mode == "overwrite":
             for lineage in self._own_lineages():
                 self.store.remove(lineage)
-        order.directory.begin(description, order.mode, uuid4().hex[:8])
+        order.directory.begin(self._description, order.mode, uuid4().hex[:8])
         self.store.check_writable()
         try:
             return await super().run()
@@ -191,6 +192,7 @@ class TrainRun(RolloutRun):
         async with AsyncExitStack() as stack:
             opened = await self._opened(client, stack)
             stack.callback(opened.samples.close)
+            self.train.directory.changes(self._description)
             self._rollout = await stack.enter_async_context(rollout)
             ended = await self._train_on(client, rollout, opened, stack)
             if not ended.stopped:
@@ -204,14 +206,16 @@ class TrainRun(RolloutRun):
             if client.status == "running":
                 await trainer.close()
 
-        async def open_trainer(lineage: str, checkpoint: str) -> Trainer:
+        async def open_trainer(
+            lineage: str, checkpoint: str, learning: Mapping[str, Any] = MappingProxyType({})
+        ) -> Trainer:
             spec = TrainerSpec(
                 model=self.model,
                 checkpoints=str(order.directory.checkpoints.absolute()),
                 lineage=lineage,
                 start=checkpoint,
                 batches=str(order.directory.batches.absolute()),
-                **order.trainer,
+                **{**order.trainer, **learning},
             )
             trainer = RemoteTrainer(client, spec, self._told)
             stack.push_async_callback(end, trainer)
@@ -220,7 +224,8 @@ class TrainRun(RolloutRun):
 
         if order.mode == "resume":
             journal = journal_path(order.directory.rollout)
-            return await go_on(order.directory, order.rule, self.store, open_trainer, journal, self._told)
+            learning = learning_options(order.trainer)
+            return await go_on(order.directory, order.rule, self.store, open_trainer, learning, journal, self._told)
         return await begin_anew(order.directory, order.rule, open_trainer)
 
     async def _train_on(

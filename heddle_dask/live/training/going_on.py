@@ -6,7 +6,8 @@ Whatever died (the trainer, the driver, both) left one of these states behind:
 - a batch on disk that was not trained: it is trained unchanged;
 - steps that were done after the newest checkpoint: the trainer does them again, from the same stored batches. On a CPU
   that gives the same bits. On GPUs it may not; the weights keep their numbers all the same: they are as near to those
-  that engines had as two runs of one step are, and every token has the logprob with which it was sampled;
+  that engines had as two runs of one step are, and every token has the logprob with which it was sampled. Where the
+  resumed training has other options of learning, these steps are done with those of before;
 - weights that were not published, or not installed everywhere: the loop publishes and installs them first;
 - steps whose batches are missing as well, because somebody removed checkpoints: engines may have sampled with weights
   that do not exist any more. The training goes on under another lineage, so that the two are never taken for each
@@ -15,12 +16,14 @@ Whatever died (the trainer, the driver, both) left one of these states behind:
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 from heddle_dask.core.errors import BadInput
 from heddle_dask.core.ids import PolicyVersion
+from heddle_dask.core.value_types import read_from
 from heddle_dask.records.store import RunStore, recover
 from heddle_dask.training.batch_files import batch_path, load_batch
 from heddle_dask.training.json_lines import read_lines
@@ -30,10 +33,16 @@ from heddle_dask.training.sample_buffer import BatchRule
 from heddle_dask.training.step_row import StepSeconds, step_row
 from heddle_dask.training.stored_samples import BUFFER_LOG, StoredSamples
 from heddle_dask.training.trainer import Trainer
+from heddle_dask.training.trainer_spec import learning_options
 from heddle_dask.weights.store import WeightStore
 
-OpenTrainer = Callable[[str, str], Awaitable[Trainer]]
-"""Makes a trainer of a lineage that begins with a checkpoint (empty: with the model)."""
+
+class OpenTrainer(Protocol):
+    """Makes a trainer of a lineage that begins with a checkpoint (empty: with the model)."""
+
+    def __call__(self, lineage: str, checkpoint: str, learning: Mapping[str, Any] = ..., /) -> Awaitable[Trainer]:
+        """Make one. `learning`: options in place of those that are asked for."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,7 @@ async def go_on(
     rule: BatchRule,
     store: WeightStore,
     open_trainer: OpenTrainer,
+    learning: Mapping[str, Any],
     journal: Path,
     note: Callable[[str], None] = lambda line: None,
 ) -> OpenedTraining:
@@ -67,6 +77,8 @@ async def go_on(
 
     Parameters
     ----------
+    learning
+        What the resumed training asks for (`training.trainer_spec.learning_options`).
     journal
         That of the rollout, from which finished trajectories are recovered.
     note
@@ -84,7 +96,7 @@ async def go_on(
             recover(journal, stored)
     samples = StoredSamples.reopen(directory.path, rule, directory.rollout)
     try:
-        trainer, version = await _trainer_of(directory, samples, store, open_trainer, note)
+        trainer, version = await _trainer_of(directory, samples, store, open_trainer, learning, note)
         samples.resume(version)
         directory.forget_after(version.number)
         await _log_missing_step(directory, samples, trainer, version)
@@ -100,6 +112,7 @@ async def _trainer_of(
     samples: StoredSamples,
     store: WeightStore,
     open_trainer: OpenTrainer,
+    learning: Mapping[str, Any],
     note: Callable[[str], None],
 ) -> tuple[Trainer, PolicyVersion]:
     lineage, checkpoint = directory.lineage()
@@ -117,8 +130,19 @@ async def _trainer_of(
     batches = [batch_path(directory.batches, step) for step in range(number + 1, newest + 1)]
     if all(path.exists() for path in batches):
         note(f"the trainer goes on from step {number}, its newest checkpoint; batches up to {newest} are trained again")
-        report = await trainer.train(batches[-1], PolicyVersion(lineage, newest))
-        return trainer, report.state.version
+        version = PolicyVersion(lineage, newest)
+        with read_from(directory.run_file):
+            before = learning_options(directory.description()["asked"].get("learning", {}))
+        if before == learning:
+            await trainer.train(batches[-1], version)
+            return trainer, version
+        # Engines have had these weights: under their numbers there are no others.
+        await trainer.close()
+        trainer = await open_trainer(lineage, checkpoint, before)
+        await trainer.train(batches[-1], version)
+        await trainer.save(version)
+        await trainer.close()
+        return await open_trainer(lineage, checkpoint), version
     await trainer.close()
     checkpoint = "" if state.checkpoint is None else str(state.checkpoint)
     lineage = directory.begin_lineage(number, checkpoint)
