@@ -4,8 +4,8 @@
 sequences of finished groups; the transfer writes into a weight store, and engines fetch from there while they generate.
 `following_engines.FollowingEngines` has both ends: ``groups`` and ``go_over``.
 
-TRL counts its weight transfers from 1, the first one before any rollout, and drops what is older than its
-``max_staleness``. Those first weights are version 0 here, with which the engines have started.
+TRL counts its weight transfers from 1, the first one before any rollout (of a checkpoint, where it goes on from one),
+and drops what is older than its ``max_staleness``. Versions have the same numbers here.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class TrlRolloutWorker:
             old_log_probs=np.where(row.trained, row.logprobs, np.float32(0.0)),
             advantage=row.advantage,
             # The oldest member's: a group is dropped as a whole.
-            model_version=group.first_version + 1,
+            model_version=group.first_version,
             group_id=number,
             metrics=metrics,
             enqueued_at=time.time(),
@@ -151,7 +151,7 @@ class TrlWeightTransfer:
         self._model = model
         self._go_over = go_over
         self._lineage = lineage
-        self._number = -1
+        self._number = 0
         self._uri = ""
 
     def init_weight_transfer(self) -> None:
@@ -163,18 +163,13 @@ class TrlWeightTransfer:
 
     def send_weights(self, iterator: Iterator[tuple[str, torch.Tensor]]) -> None:
         self._number += 1
-        if not self._number:
-            for _ in iterator:  # the engines have them; where they are sharded, other processes give their pieces
-                pass
-            return
         writer = BucketWriter(self._store, PolicyVersion(self._lineage, self._number), model_facts(self._model))
         for name, tensor in iterator:
             writer.add(raw_tensor(name, tensor))
         self._uri = writer.publish()
 
     def resume(self) -> None:
-        if self._number:
-            self._go_over(PolicyVersion(self._lineage, self._number), self._uri)
+        self._go_over(PolicyVersion(self._lineage, self._number), self._uri)
 
     def destroy(self) -> None:
         """Nothing is held."""
