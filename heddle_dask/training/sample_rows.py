@@ -12,10 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from heddle_dask.training.advantages import AdvantageFunction, advantage_function, is_known, token_advantages
+from heddle_dask.training.advantages import AdvantageFunction, is_known, less_mean, token_advantages
 from heddle_dask.training.groups import TokenSequence, TrainingBatch
-
-LESS_MEAN = advantage_function("mean")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +66,7 @@ class SampleRow:
         return len(self.token_ids)
 
 
-def sample_rows(batch: TrainingBatch, advantages: AdvantageFunction = LESS_MEAN) -> Iterator[SampleRow]:
+def sample_rows(batch: TrainingBatch, advantages: AdvantageFunction = less_mean) -> Iterator[SampleRow]:
     """The rows of a batch: groups, members and branches in their order, of members that are trained on.
 
     These are not masked, and their advantage is known.

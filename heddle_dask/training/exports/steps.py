@@ -12,7 +12,7 @@ from pathlib import Path
 
 from heddle_dask.core.errors import BadInput, check_count
 from heddle_dask.records.reader import RunReader
-from heddle_dask.training.advantages import AdvantageFunction, advantage_function
+from heddle_dask.training.advantages import AdvantageFunction, less_mean
 from heddle_dask.training.batch_files import batch_path, save_batch, stored_batches
 from heddle_dask.training.exports.prime_rl import write_prime_rl_step
 from heddle_dask.training.exports.verl import write_verl_step
@@ -21,7 +21,6 @@ from heddle_dask.training.groups import FinishedGroup, TrainingBatch, Trajectory
 from heddle_dask.training.sample_rows import SampleRow, sample_rows
 
 FORMS = ("npz", "prime-rl", "verl")
-LESS_MEAN = advantage_function("mean")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ class ExportOptions:
     """
 
     form: str
-    advantages: AdvantageFunction = LESS_MEAN
+    advantages: AdvantageFunction = less_mean
     ranks: int = 1
     pad_token_id: int = 0
 
