@@ -20,6 +20,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from worlds.live_world import descendants
+from worlds.shared_cluster import shared_cluster_sync
 
 from heddle_dask.cli.main import heddle as heddle_command
 from heddle_dask.cli.stored_run import StoredRun
@@ -147,6 +148,14 @@ def heddle(tmp_path: Path, model_dir: str) -> Iterator[Heddle]:
         os.kill(pid, signal.SIGKILL)
 
 
+@pytest.fixture
+def open_cluster() -> Iterator[str]:
+    """The address of somebody else's cluster, which tests share."""
+    with shared_cluster_sync(1, security=False) as client:
+        assert client.scheduler is not None
+        yield client.scheduler.address
+
+
 def result_of(process: subprocess.Popen[str], code: int, lines: list[str] | None = None) -> dict[str, Any]:
     """The JSON object of the last line of stdout; `lines` receives those of stderr."""
     out, err = process.communicate(timeout=HANG_S)
@@ -240,9 +249,9 @@ def test_rollout_stores_and_reports_and_a_broken_agent_is_data(heddle):
     assert RunReader(heddle.path()).summary().trajectories == 2
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGUSR1, 75)])
-def test_first_signal_keeps_what_is_finished_and_ends_every_process(heddle, number, code):
-    process = heddle.start("--tasks", 6, "--samples", 1, env="agents:slow")
+def interrupted(heddle: Heddle, number: int, code: int, *arguments: object) -> None:
+    """A signal while a rollout runs keeps what is finished and ends every process of it."""
+    process = heddle.start("--tasks", 6, "--samples", 1, *arguments, env="agents:slow")
     until(lambda: finished(heddle.path()) >= 2, "nothing finishes")
     process.send_signal(number)
     result = result_of(process, code)
@@ -254,6 +263,15 @@ def test_first_signal_keeps_what_is_finished_and_ends_every_process(heddle, numb
     assert RunReader(heddle.path()).summary().by_status == stored
     assert {name for name, record in records.items() if record.status == "completed"} == {"t0/0", "t1/0"}
     assert all(record.cause == "user" for record in records.values() if record.status == "aborted")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_first_signal_keeps_what_is_finished_and_ends_every_process(heddle, number, code):
+    interrupted(heddle, number, code)
+
+
+def test_first_signal_of_a_batch_system_on_somebody_elses_cluster(heddle, open_cluster):
+    interrupted(heddle, signal.SIGUSR1, 75, "--scheduler", open_cluster)
 
 
 def test_second_ctrl_c_ends_at_once_and_leaves_no_process(heddle):
@@ -286,50 +304,74 @@ def test_ctrl_c_during_the_start_ends_every_process_and_leaves_no_empty_run(hedd
         assert result["out"] is None and not heddle.path().exists()
 
 
-def test_killed_rollout_leaves_no_process_and_resumes(heddle):
-    arguments = ("--tasks", 6, "--samples", 1)
-    (heddle.directory / "agents.py").write_text(AGENTS.replace("STEPS = 60", "STEPS = 20"))
-    process = heddle.start(*arguments, env="agents:slow")
+def test_a_rollout_goes_on_after_the_death_of_its_driver_and_of_its_scheduler(heddle, open_cluster):
+    """Driver and scheduler die in one session each; the third session, on another cluster, completes the run."""
+    (heddle.directory / "agents.py").write_text(AGENTS.replace("STEPS = 60", "STEPS = 30"))
+    process = heddle.start("--tasks", 6, "--samples", 1, env="agents:slow")
     until(lambda: finished(heddle.path()) >= 2, "nothing finishes")
     shared = heddle.shared_memory()
     process.kill()
     process.communicate(timeout=HANG_S)
     heddle.assert_nothing_left()
     assert shared and not any(path.exists() for path in shared)
-    before = by_id(heddle.path())
-    assert 2 <= len(before) < 6
     assert "session-1/scheduler.log" in logs_of(heddle)
+    kept = [by_id(heddle.path())]
+    assert 2 <= len(kept[0]) < 6
+
     # One more attempt at each task, too.
-    result = heddle.run("--tasks", 6, "--samples", 2, "--resume", env="agents:slow")
+    arguments = ("--tasks", 6, "--samples", 2, "--resume")
+    its_scheduler_dies(heddle, heddle.start(*arguments, env="agents:slow"))
+    kept.append(by_id(heddle.path()))
+    assert 4 <= len(kept[1]) < 12
+
+    arguments += ("--scheduler", open_cluster)
+    result = heddle.run(*arguments, env="agents:slow")
     assert (result["trajectories"], result["completed"]) == (12, 12)
     after = by_id(heddle.path())
     assert set(after) == {f"t{i}/{sample}" for i in range(6) for sample in range(2)}
     assert RunReader(heddle.path()).metadata["batch_facts"][-1]["samples"] == 2
-    for name, record in before.items():
+    for name, record in [*kept[0].items(), *kept[1].items()]:
         assert_equal(record, after[name])
-    assert all(len(after[f"t{i}/{sample}"].steps) == 20 for i in range(2, 6) for sample in range(2))
-    assert sessions_that_replay(heddle.path()) == [True, True], "that of the killed driver, too"
+    assert all(len(after[f"t{i}/{sample}"].steps) == 30 for i in range(2, 6) for sample in range(2))
+    assert sessions_that_replay(heddle.path()) == [True, True, True], "those of the killed, too"
     sessions: list[list[Any]] = []
     for facts, lines in control_lines(heddle.path()):
         if facts is not None:
             sessions.append([])
         sessions[-1] += [event[2] for event, _ in lines if event[0] == "TrajectorySubmitted"]
-    first, second = sessions
-    assert {spec[7] for spec in first} == {0}
-    assert {spec[0] for spec in second} == set(after) - set(before)
-    assert any(spec[7] > 0 for spec in second), "what the journal held of those that had begun"
+    assert {spec[7] for spec in sessions[0]} == {0}
+    for resumed, before in zip(sessions[1:], kept, strict=True):
+        assert {spec[0] for spec in resumed} == set(after) - set(before)
+        assert any(spec[7] > 0 for spec in resumed), "what the journal held of those that had begun"
     shown = CliRunner().invoke(heddle_command, ["show", str(heddle.path()), "--json"])
     whole = json.loads(shown.stdout.splitlines()[-1])
-    assert whole["makespan_s"] > result["makespan_s"] and whole["tokens_per_s"] > 0, "the sum of both sessions"
-    assert re.search(r"makespan +[\d.]+ s in 2 sessions", shown.stderr)
-    again = heddle.start("--tasks", 6, "--samples", 2, "--resume", env="agents:slow")
+    assert whole["makespan_s"] > result["makespan_s"] and whole["tokens_per_s"] > 0, "the sum of all sessions"
+    assert re.search(r"makespan +[\d.]+ s in 3 sessions", shown.stderr)
+    again = heddle.start(*arguments, env="agents:slow")
     assert result_of(again, 0, said := [])["completed"] == 12
     assert "every trajectory of run.zarr has ended: nothing is left to do" in said[0], "no cluster is started"
 
 
-def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(heddle):
+def its_scheduler_dies(heddle: Heddle, process: subprocess.Popen[str]) -> None:
+    """One line with its log, and what is finished is kept; before it a killed engine is told with the place of logs."""
+    until(lambda: finished(heddle.path()) >= 4, "nothing finishes")
+    os.kill(heddle.pid_of("heddle_dask.engines.emulated"), signal.SIGKILL)
+    assert process.stderr is not None
+    lost = next(line for line in process.stderr if "is lost" in line)
+    assert "(logs: run.logs/session-2)" in lost
+    os.kill(heddle.pid_of("dask scheduler ["), signal.SIGKILL)
+    result = result_of(process, 1, err := [])
+    assert result["completed"] >= 4 and result["lost"] == 12 - result["completed"]
+    assert err[-1].startswith("heddle: the scheduler does not answer: its connection has closed")
+    assert "(log: run.logs/session-2/scheduler.log" in err[-1]
+    assert err[-1].endswith("what has finished is stored: give the same command with --out run.zarr --resume")
+    assert not any("Traceback" in line for line in err)
+    heddle.assert_nothing_left()
+
+
+def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(heddle, open_cluster):
     """The journal may not grow beyond a limit, which the long trajectories reach and the short ones do not."""
-    arguments = ("--tasks", 6, "--samples", 1)
+    arguments = ("--scheduler", open_cluster, "--tasks", 6, "--samples", 1)
     (heddle.directory / "agents.py").write_text(AGENTS.replace("STEPS = 60", "STEPS = 30"))
     process = heddle.start(*arguments, env="agents:slow")
     resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (80_000, 80_000))
@@ -348,29 +390,28 @@ def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(heddle):
         assert_equal(record, after[name])
 
 
-def test_engines_of_a_killed_driver_on_somebody_elses_cluster_are_taken_over_or_end(heddle):
+def test_engines_of_a_killed_driver_on_somebody_elses_cluster_are_taken_over_or_end(heddle, open_cluster):
     def engines() -> list[psutil.Process]:
         return descendants("heddle_dask.engines.emulated")
 
     (heddle.directory / "agents.py").write_text(AGENTS.replace("STEPS = 60", "STEPS = 20"))
-    with LocalRolloutCluster(engines=1, dashboard=False, security=False) as cluster:
-        arguments = ("--scheduler", cluster.scheduler_address, "--tasks", 4, "--samples", 1)
+    arguments = ("--scheduler", open_cluster, "--tasks", 4, "--samples", 1)
 
-        def killed(out: str, *more: object) -> list[psutil.Process]:
-            process = heddle.start(*arguments, *more, env="agents:slow", out=out)
-            until(lambda: finished(heddle.path(out)) >= 2, "nothing finishes")
-            running = engines()
-            process.kill()
-            process.communicate(timeout=HANG_S)
-            return running
+    def killed(out: str, *more: object) -> list[psutil.Process]:
+        process = heddle.start(*arguments, *more, env="agents:slow", out=out)
+        until(lambda: finished(heddle.path(out)) >= 2, "nothing finishes")
+        running = engines()
+        process.kill()
+        process.communicate(timeout=HANG_S)
+        return running
 
-        assert killed("run.zarr") and engines()
-        result = heddle.run(*arguments, "--resume", env="agents:slow")
-        assert (result["trajectories"], result["completed"]) == (4, 4)
-        until(lambda: not engines(), "the engines outlive the run that took them over")
+    assert killed("run.zarr") and engines()
+    result = heddle.run(*arguments, "--resume", env="agents:slow")
+    assert (result["trajectories"], result["completed"]) == (4, 4)
+    until(lambda: not engines(), "the engines outlive the run that took them over")
 
-        assert killed("other.zarr", "--orphan-timeout", 0.5)
-        until(lambda: not engines(), "the engines outlive their driver")
+    assert killed("other.zarr", "--orphan-timeout", 0.5)
+    until(lambda: not engines(), "the engines outlive their driver")
 
 
 def test_engine_that_does_not_start_is_one_line_with_the_end_of_its_log(heddle):
@@ -383,26 +424,6 @@ def test_engine_that_does_not_start_is_one_line_with_the_end_of_its_log(heddle):
     assert "(logs: run.logs/session-1)" in last and "session-1/scheduler.log" in logs_of(heddle)
     assert not heddle.path().exists()
     heddle.assert_nothing_left()
-
-
-def test_a_scheduler_that_dies_is_one_line_with_its_log_and_the_run_resumes(heddle):
-    """What is finished is kept; before the death, a killed engine is told with the place of the logs."""
-    process = heddle.start("--tasks", 6, "--samples", 1, env="agents:slow")
-    until(lambda: finished(heddle.path()) >= 2, "nothing finishes")
-    os.kill(heddle.pid_of("heddle_dask.engines.emulated"), signal.SIGKILL)
-    assert process.stderr is not None
-    lost = next(line for line in process.stderr if "is lost" in line)
-    assert "(logs: run.logs/session-1)" in lost
-    os.kill(heddle.pid_of("dask scheduler ["), signal.SIGKILL)
-    result = result_of(process, 1, err := [])
-    assert result["completed"] >= 2 and result["lost"] == 6 - result["completed"]
-    assert err[-1].startswith("heddle: the scheduler does not answer: its connection has closed")
-    assert "(log: run.logs/session-1/scheduler.log" in err[-1]
-    assert err[-1].endswith("what has finished is stored: give the same command with --out run.zarr --resume")
-    assert not any("Traceback" in line for line in err)
-    heddle.assert_nothing_left()
-    (heddle.directory / "agents.py").write_text(AGENTS.replace("STEPS = 60", "STEPS = 3"))
-    assert heddle.run("--tasks", 6, "--samples", 1, "--resume", env="agents:slow")["trajectories"] == 6
 
 
 @pytest.mark.vllm
