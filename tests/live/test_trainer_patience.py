@@ -37,6 +37,10 @@ def test_an_order_that_takes_far_longer_than_those_before_ends_with_its_cause(mo
         await asyncio.wait([hangs])
         assert hangs.cancelled()
         assert lines[1].startswith("the trainer does not answer to publish for 0 s; the longest before took")
+        seldom = TrainerPatience(lines.append, least_s=0.6)
+        assert await seldom.of("train", when_told()) == "uri"
+        with pytest.raises(TrainerSilent, match="to train for 1 s"):
+            await seldom.of("train", never())
         doing[0] = "save"
         with pytest.raises(TrainerSilent, match="the trainer has not answered to save for 0 s"):
             await patience.of("publish", never())

@@ -120,7 +120,9 @@ def test_groups_that_wait_when_a_training_goes_on_keep_their_credits(
         samples.offer(finished_group("g5+late", rewards=(0.0,), version=1, late_for="g5"), "a")
         told: list[Message] = []
         monkeypatch.setattr(weight_control, "send", lambda client, message: told.append(message))
-        parts = Mock(spec=TrainingParts, lineage="a", plan=plan_of_mode("async", steps=9, alpha=1))
+        parts = Mock(
+            spec=TrainingParts, lineage="a", plan=plan_of_mode("async", steps=9, alpha=1), checkpoint_every_s=0
+        )
         parts.intake = SampleIntake(samples, "a")
         parts.control = WeightControl(Mock(), "s", print)
         parts.feed.follow.side_effect = WriteFailed("the rollout has failed")
@@ -215,7 +217,7 @@ class Overlapping:
 def test_a_training_goes_on_while_weights_are_published_and_forgets_batches(tmp_path: Path) -> None:
     trainer = Overlapping()
     parts = Mock(spec=TrainingParts, lineage="a", plan=plan_of_mode("async", steps=3, alpha=3), trainer=trainer)
-    parts.evaluation, parts.trackers, parts.decode = None, (), str
+    parts.evaluation, parts.trackers, parts.decode, parts.checkpoint_every_s = None, (), str, 0.0
     parts.mismatch.judge.return_value = ""
     parts.directory = TrainingDirectory(tmp_path)
     parts.store.manifest.return_value = None

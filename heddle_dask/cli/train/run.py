@@ -259,6 +259,7 @@ class TrainRun(RolloutRun):
             decode=rollout.template.decode,
             note=self._told,
             mismatch=MismatchGuard(order.mismatch),
+            checkpoint_every_s=order.trainer.get("checkpoint_every_s", 0.0),
         )
         self._training = training = LiveTraining(parts, opened.start)
         try:

@@ -32,11 +32,16 @@ class TrainerPatience:
     ----------
     doing
         What the trainer does now, where that says more than the kind of its order; empty: it does not.
+    least_s
+        Least limit, where that is more than `LEAST_S`: a new process first trains what is in no checkpoint again.
     """
 
-    def __init__(self, note: Callable[[str], None], doing: Callable[[], str] = lambda: "") -> None:
+    def __init__(
+        self, note: Callable[[str], None], doing: Callable[[], str] = lambda: "", least_s: float = 0.0
+    ) -> None:
         self._note = note
         self._doing = doing
+        self._least_s = least_s
         self._longest_s: dict[str, float] = {}
 
     async def of(self, kind: str, order: Awaitable[T]) -> T:
@@ -48,7 +53,7 @@ class TrainerPatience:
             The limit has passed; the training can be resumed.
         """
         began_s, longest_s = time.monotonic(), self._longest_s.get(kind)
-        limit_s = max(LEAST_S, TIMES * (longest_s or 0.0))
+        limit_s = max(LEAST_S, self._least_s, TIMES * (longest_s or 0.0))
         answer = asyncio.ensure_future(order)
         try:
             await asyncio.wait([answer], timeout=limit_s * TOLD_SHARE)

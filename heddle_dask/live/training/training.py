@@ -63,6 +63,7 @@ class TrainingParts:
     decode: Callable[[Any], str]  # tokens to text
     note: Callable[[str], None]  # takes one line for people
     mismatch: MismatchGuard = field(default_factory=MismatchGuard)
+    checkpoint_every_s: float = 0.0  # of the trainer, where it is not the default
 
 
 class LiveTraining:
@@ -81,7 +82,9 @@ class LiveTraining:
         self._events: asyncio.Queue[LoopEvent] = asyncio.Queue()
         self._began_s = time.monotonic()
         self._report: TrainReport | None = None
-        self._patience = TrainerPatience(parts.note, lambda: getattr(parts.trainer, "doing", ""))
+        self._patience = TrainerPatience(
+            parts.note, lambda: getattr(parts.trainer, "doing", ""), least_s=2 * parts.checkpoint_every_s
+        )
         self._newest_evaluation = max(
             read_lines(parts.directory.evaluations), key=lambda row: int(row["number"]), default=None
         )
