@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from transformers.core_model_loading import revert_weight_conversion
 
 from heddle_dask.core.errors import BadInput
@@ -36,7 +37,10 @@ Weights = Mapping[str, torch.Tensor]
 def write_model(directory: Path, policy: Policy, weights: Weights) -> None:
     """Write a model directory, or the directory of an adapter."""
     source = Path(policy.spec.model)
-    policy.model.save_pretrained(directory, state_dict=dict(weights))
+    try:
+        policy.model.save_pretrained(directory, state_dict=dict(weights))
+    except SafetensorError as error:  # as of a full disk
+        raise OSError(str(error)) from None
     for name in _COPIED:
         if (source / name).is_file() and not (policy.spec.lora_rank and name == "config.json"):
             shutil.copyfile(source / name, directory / name)

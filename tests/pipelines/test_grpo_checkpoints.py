@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -129,6 +130,21 @@ def test_a_checkpoint_that_cannot_be_written_is_told_at_the_next_order(tmp_path:
     with pytest.raises(WriteFailed, match="checkpoint a:1 cannot be written: disk full"):
         ranks._writer.wait()
     assert not list((tmp_path / "checkpoints").glob("step-*"))
+
+
+def test_a_model_for_which_there_is_no_room_is_told_in_one_line(tmp_path: Path) -> None:
+    ranks = trainer(tmp_path)
+    train(ranks, tmp_path, 1)
+    ranks.save(model=False)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+    try:
+        with pytest.raises(WriteFailed, match=r"cannot write .*models/step-000001: .*File too large") as told:
+            ranks.save(model=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert "\n" not in str(told.value)
+    assert not list((tmp_path / "checkpoints" / "models").glob("step-*"))
 
 
 def test_a_model_is_a_directory_that_other_programs_load(tmp_path: Path) -> None:
