@@ -14,5 +14,5 @@ from heddle_dask.live.worker.trainer_host import TrainerHost
 
 
 async def dask_setup(worker: Worker) -> None:
-    """Add the plugin when the worker has connected; a client that registers it again changes nothing."""
+    """Add the plugin when the worker has connected; the first client adds it again, before a trainer runs."""
     await worker.plugin_add(TrainerHost(), catch_errors=False)

@@ -124,6 +124,7 @@ def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(
             trainer: Trainer = remote
             assert (await trainer.state()).version == version(0)
             assert gpus_of(await remote.process_id()) == "4,5"
+            assert await RemoteTrainer(client, spec).process_id() == await remote.process_id()
             shutil.copy(batches[1], tmp_path / batches[1].name)
             with pytest.raises(BadInput, match="does not follow a:0"):
                 await trainer.train(tmp_path / batches[1].name, version(2))

@@ -120,7 +120,7 @@ class RemoteTrainer:
     async def _ask(self, method: str, path: str, body: Any = None) -> Any:
         if not self._registered:
             await self._check_worker()
-            # Also where they were started without the preloads; it changes nothing where these are.
+            # For clusters without the preloads; only the first time changes anything.
             await self._client.register_plugin(HeddleScheduler())
             await self._client.register_plugin(TrainerHost())
             if self._note is not None:

@@ -68,6 +68,8 @@ class TrainerHost(WorkerPlugin):
     """Hosts one trainer at a time on every worker tagged ``TRAINER``."""
 
     name = PLUGIN_NAME
+    # A second client must not end the trainer of the first.
+    idempotent = True
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
