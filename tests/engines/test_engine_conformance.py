@@ -11,7 +11,6 @@ import json
 import math
 import os
 import re
-import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -26,7 +25,6 @@ from worlds.rendered_requests import DIALECTS, TEMPLATE, model_with_template, or
 
 from heddle_dask.chat.template import ChatTemplate
 from heddle_dask.chat.tool_calls import ReadReply, ToolCall, format_call
-from heddle_dask.core.gpu_chunks import GpuChunk
 from heddle_dask.core.ids import StepId, TrajectoryId
 from heddle_dask.core.sampling import StructuredOutput
 from heddle_dask.engines.client import EngineClient
@@ -41,10 +39,6 @@ from heddle_dask.engines.contract import (
     VersionSpan,
 )
 from heddle_dask.engines.emulated.options import EmulatedOptions
-from heddle_dask.engines.model_services.host import HostDevices, ModelHost
-from heddle_dask.engines.model_services.served_process import ServiceClient
-from heddle_dask.engines.model_services.spec import ServiceRefused, ServiceSpec
-from heddle_dask.engines.model_services.vllm_backend import SleepingServer
 from heddle_dask.engines.process import EngineProcess
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.engines.vllm_command import VllmOptions
@@ -596,38 +590,6 @@ def test_the_gateways_prompt_of_a_request_is_that_of_the_engine(vllm, path, tmp_
             body = json.dumps({"model": vllm.spec.model, **limit, **request}).encode()
             answer = json.loads(await client.ask(f"{path}/render", body))
             assert rendered(template, order_of(path, request)) == answer["token_ids"], name
-
-    vllm.tell(scenario)
-
-
-def test_a_model_service_of_vllm_answers_as_the_cpu_back_end(vllm, tmp_path):
-    """Logprobs and judging: a service of vLLM is such a server, started by `service_command`."""
-    model = tmp_path / "model"
-    shutil.copytree(vllm.spec.model, model)
-    shutil.copy(TEMPLATE, model / "chat_template.jinja")
-    tokens, chat = list(b"What is 2+3? It is 5."), [{"role": "user", "content": "What is 2+3?"}]
-    service = ServiceSpec("teacher", model, "cpu", max_tokens=256, batch=4, dtype="float32")
-
-    async def scenario(client: EngineClient) -> None:
-        host = ModelHost(HostDevices(gpus=1), tmp_path / "logs", lambda *what: None)
-        asking = ServiceClient("teacher", client.address)
-        try:
-            await host.load(service, GpuChunk(0, 1), cold=True, keep=True)
-            cpu = host.resident("teacher", GpuChunk(0, 1)).server
-            served = SleepingServer(asking, replace(service, model=Path(vllm.spec.model)))
-            wanted = await cpu.logprobs(tokens, 1)
-            assert await served.logprobs(tokens, 1) == pytest.approx(wanted, abs=2e-3)
-            assert await served.logprobs(tokens, 18) == pytest.approx(wanted[17:], abs=2e-3)
-            with pytest.raises(ServiceRefused):
-                await served.logprobs([1] * (MAX_MODEL_LEN + 44), 1)
-            judged = await cpu.judge(chat, 64, 0.0)
-            assert judged["finish_reason"] == "stop"
-            assert await served.judge(chat, 64, 0.0) == judged
-            for each in (cpu, served):
-                assert (await each.judge(chat, 4, 0.0))["finish_reason"] == "length"
-        finally:
-            await asking.close()
-            await host.close()
 
     vllm.tell(scenario)
 

@@ -1,6 +1,6 @@
 """A real vLLM server as a model service: its scores are those of the CPU back end. A CPU build does not sleep.
 
-Its logprobs and its judgements are compared in test_engine_conformance.py, on a server that runs there anyway.
+Its logprobs and its judgements are compared in tests/pipelines/test_grpo_vllm.py, on a server that runs there anyway.
 """
 
 from __future__ import annotations

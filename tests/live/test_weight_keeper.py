@@ -8,33 +8,25 @@ import os
 import signal
 import threading
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from worlds.trainer_process import TrainerProcess, trainer_process
-from worlds.weight_builders import model_with, perturbed
+from worlds.weight_builders import perturbed
 from worlds.weight_owner import CEILING_S, OTHER, PROMPT, Owner, assert_same, owning, version
 
 from heddle_dask.core.commands import FetchWeights, InstallWeights
 from heddle_dask.core.events import WeightsFetched, WeightsInstalled
 from heddle_dask.core.ids import EngineId, PolicyVersion
-from heddle_dask.engines.address import LOOPBACK, free_port
-from heddle_dask.engines.contract import EngineUnreachable, GenerateRequest, SamplingParams, VersionSpan
+from heddle_dask.engines.contract import EngineUnreachable, VersionSpan
 from heddle_dask.engines.node_weights import FetchStopped, NodeWeightsDirectory
 from heddle_dask.engines.spec import EngineSpec
 from heddle_dask.live.wire.envelopes import Report
 from heddle_dask.live.worker import weight_keeper
 from heddle_dask.live.worker.engine_host import Watch
 from heddle_dask.live.worker.weight_keeper import WeightKeeper
-from heddle_dask.weights.collective import CollectiveUri
 from heddle_dask.weights.model_directory import model_facts
 from heddle_dask.weights.store import WeightStore
-
-REAL = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
-BROADCAST_SEED = 7
-KINDS = ["emulated", pytest.param("vllm", marks=REAL)]
 
 
 def test_a_fetch_that_does_not_end_has_failed_and_its_thread_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +56,7 @@ def test_a_fetch_that_does_not_end_has_failed_and_its_thread_is_told(monkeypatch
     assert stops[0].is_set()
 
 
-# -- scenarios; all of them on one vLLM engine, which takes long to start ----------------------------
+# -- scenarios; tests/pipelines/test_grpo_vllm.py has those of `REAL_SCENARIOS` on vLLM ---------------------------
 
 
 async def goes_on_as_if_stopped(owner: Owner) -> None:
@@ -195,37 +187,6 @@ async def restarts_after_a_failed_load(owner: Owner) -> None:
     assert await owner.serves(new)
 
 
-async def goes_over_by_broadcast(owner: Owner, trainer: TrainerProcess) -> None:
-    """A trainer's process broadcasts weights to the engine's, and the same weights from disk sample the same."""
-    client = owner.client
-    assert client is not None
-    before, new = client.version, PolicyVersion("trained", 0)
-    address = CollectiveUri(LOOPBACK, free_port(LOOPBACK), str(owner.directory / "manifests"))
-    uri = await trainer.publish(new, str(address))
-    assert not list((owner.directory / "manifests").rglob("*.safetensors"))
-    sampling = SamplingParams(1700, 0.0, ignore_eos=True)
-    step = asyncio.ensure_future(client.generate(GenerateRequest("across-2", PROMPT, sampling)))
-    assert await owner.fetch_version(new, uri) == ""
-    await owner.until_generating()
-    report = await owner.install_version(new)
-    assert report.cause == ""
-    print(f"vllm, broadcast weights: paused {1000 * report.paused_s:.0f} ms")
-    await owner.until_generating()
-    await client.abort(["across-2"])
-    assert [(span.lineage, span.policy_version) for span in (await step).version_spans] == [
-        (before.lineage, before.number),
-        ("trained", 0),
-    ]
-    received = await owner.greedy("received", PROMPT, 40)
-    disk, model = PolicyVersion("disk", 1), owner.spec.model
-    stored = owner.store.write(disk, perturbed(model, BROADCAST_SEED), model_facts(model))
-    assert await owner.fetch_version(disk, stored) == ""
-    assert (await owner.install_version(disk)).cause == ""
-    loaded = await owner.greedy("loaded", PROMPT, 40)
-    assert received.token_ids == loaded.token_ids and received.logprobs == loaded.logprobs
-    assert "any more" in await owner.fetch_version(PolicyVersion("trained", 1), uri)
-
-
 REAL_SCENARIOS = (
     goes_on_as_if_stopped,
     keeps_kv_where_that_is_asked_for,
@@ -236,22 +197,13 @@ REAL_SCENARIOS = (
 SCENARIOS = (goes_on_as_if_stopped, comes_back_when_it_is_killed_while_it_installs, *REAL_SCENARIOS[1:])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_weights_go_on_are_refused_and_restart_an_engine(kind: str, tmp_path: Path, model_dir: str) -> None:
-    async def all_of_them(owner: Owner, trainer: TrainerProcess | None = None) -> None:
+def test_weights_go_on_are_refused_and_restart_an_engine(tmp_path: Path, model_dir: str) -> None:
+    async def all_of_them(owner: Owner) -> None:
         await owner.go_over(1)
-        for scenario in SCENARIOS if kind == "emulated" else REAL_SCENARIOS:
+        for scenario in SCENARIOS:
             await scenario(owner)
-        if trainer is not None:
-            await goes_over_by_broadcast(owner, trainer)
 
-    if kind == "emulated":
-        owning(kind, tmp_path, model_dir, all_of_them)
-        return
-    trained = model_with(tmp_path / "trained", model_dir, perturbed(model_dir, BROADCAST_SEED))
-    # It loads while the engine does.
-    with trainer_process(trained, tmp_path / "trainer", "trained") as trainer:
-        owning(kind, tmp_path, model_dir, partial(all_of_them, trainer=trainer))
+    owning(tmp_path, model_dir, all_of_them)
 
 
 def test_only_the_newest_order_is_answered_and_old_weights_are_removed(tmp_path: Path, model_dir: str) -> None:
@@ -269,7 +221,7 @@ def test_only_the_newest_order_is_answered_and_old_weights_are_removed(tmp_path:
         assert [each.name[:12] for each in node.iterdir() if each.is_dir()] == ["run-00000004"]
         assert owner.reports == []
 
-    owning("emulated", tmp_path, model_dir, scenario)
+    owning(tmp_path, model_dir, scenario)
 
 
 def test_an_engine_that_a_load_kills_comes_back_with_its_last_good_weights(tmp_path: Path, model_dir: str) -> None:
@@ -288,7 +240,7 @@ def test_an_engine_that_a_load_kills_comes_back_with_its_last_good_weights(tmp_p
         await owner.go_over(3)
         assert await owner.serves(3)
 
-    owning("emulated", tmp_path, model_dir, scenario)
+    owning(tmp_path, model_dir, scenario)
 
 
 def test_weights_that_no_engine_can_load_do_not_restart_it_for_ever(tmp_path: Path, model_dir: str) -> None:
@@ -304,7 +256,7 @@ def test_weights_that_no_engine_can_load_do_not_restart_it_for_ever(tmp_path: Pa
         assert owner.incarnations == 3 and len((await owner.greedy("serves", PROMPT, 2)).token_ids) == 2
         assert await owner.fetch(2, owner.publish(2)) == "", "others may be good"
 
-    owning("emulated", tmp_path, model_dir, scenario, faults={"fail_load": "RuntimeError: no"})
+    owning(tmp_path, model_dir, scenario, faults={"fail_load": "RuntimeError: no"})
 
 
 def test_an_engine_that_loads_for_long_is_not_stuck(tmp_path: Path, model_dir: str) -> None:
@@ -319,4 +271,4 @@ def test_an_engine_that_loads_for_long_is_not_stuck(tmp_path: Path, model_dir: s
         assert [span.policy_version for span in result.version_spans] == [0, 1]
 
     watch = Watch(start_timeout_s=CEILING_S, stall_s=0.2, canary_s=0.05)
-    owning("emulated", tmp_path, model_dir, scenario, watch, faults={"load_delay_s": 1.0})
+    owning(tmp_path, model_dir, scenario, watch, faults={"load_delay_s": 1.0})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
-from importlib import util
 from pathlib import Path
 
 import pytest
@@ -27,7 +26,6 @@ from heddle_dask.engines.contract import (
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.health import HealthLimits
 from heddle_dask.engines.spec import EngineSpec
-from heddle_dask.engines.vllm_command import VllmOptions
 from heddle_dask.live.wire.envelopes import Report, Reported
 from heddle_dask.live.worker.background_tasks import BackgroundTasks
 from heddle_dask.live.worker.engine_host import EngineHost, Watch
@@ -215,23 +213,26 @@ class Owner:
 
 
 def owning(
-    kind: str,
     directory: Path,
     model_dir: str,
     scenario: Callable[[Owner], Awaitable[None]],
     watch: Watch = WATCH,
     **emulated: object,
 ) -> None:
-    """Run a scenario on a started engine."""
-    if kind == "vllm" and util.find_spec("vllm") is None:
-        pytest.skip("vLLM is not installed")
+    """Run a scenario on a started emulated engine."""
     options = EmulatedOptions(cost={"seconds_per_token": 0.002}, **emulated)  # type: ignore[arg-type]
-    receiving = VllmOptions(weight_transfer=True)
-    spec = (
-        EngineSpec("emulated", model_dir, slots=8, max_model_len=2048, options=options)
-        if kind == "emulated"
-        else EngineSpec("vllm", model_dir, slots=8, max_model_len=2048, dtype="float32", options=receiving)
-    )
+    spec = EngineSpec("emulated", model_dir, slots=8, max_model_len=2048, options=options)
+    owning_engine(spec, directory, scenario, watch, CEILING_S)
+
+
+def owning_engine(
+    spec: EngineSpec,
+    directory: Path,
+    scenario: Callable[[Owner], Awaitable[None]],
+    watch: Watch = WATCH,
+    ceiling_s: float = 500.0,
+) -> None:
+    """Run a scenario on an engine when it has started."""
 
     async def main() -> None:
         owner = Owner(spec, directory, watch=watch)
@@ -243,4 +244,4 @@ def owning(
             owner.weights.close()
             await owner.host.stop()
 
-    asyncio.run(asyncio.wait_for(main(), CEILING_S if kind == "emulated" else 500.0))
+    asyncio.run(asyncio.wait_for(main(), ceiling_s))
