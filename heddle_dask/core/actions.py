@@ -218,6 +218,16 @@ class Actions:
         commands = [*reports, *self.sandboxes.close_idle(), *self.allocate()]
         return [*commands, *self._release_if_empty(self.state.hosts[event.host_id])]
 
+    def cancelled(self, event: ev.ActionCancelled) -> list[Command]:
+        """A program no longer waits for its action."""
+        action = self.state.actions.get(event.action_id)
+        if action is None or action.unawaited:
+            return self.state.count_stale()
+        commands = self._cancel(action)
+        if action.host is None:
+            self._close_action(action, event.at)
+        return [*commands, *self.sandboxes.close_idle(), *self.allocate()]
+
     def sandbox_closed(self, event: ev.SandboxClosed) -> list[Command]:
         """A program needs its sandbox no longer."""
         return [*self.sandboxes.closed(event), *self.allocate()]
@@ -304,7 +314,7 @@ class Actions:
         for action in stranded:
             if action.unawaited:
                 action.advance(ActionEvent.CANCELLED)
-                self._forget_action(action)
+                self._close_action(action, event.at)
             elif action.losses > self.max_losses:
                 cause = f"its worker died {action.losses} times while it ran"
                 commands += self._give_up_action(action, event.at, cause)
@@ -356,14 +366,19 @@ class Actions:
         mine = [a for a in self.state.actions.values() if a.spec.trajectory_id == name and not a.unawaited]
         commands: list[Command] = []
         for action in mine:
-            action.advance(ActionEvent.CANCELLED)
-            action.unawaited = True
-            if action.state is ActionState.RUNNING and action.host is not None:
-                commands.append(AbortAction(action.spec.action_id, action.host))
-                continue
-            if action.host is not None:  # its service is being loaded: its host does not know it
-                host = self.state.hosts[action.host]
-                self._release(action)
-                commands += self._release_if_empty(host)
-            self._forget_action(action)
+            commands += self._cancel(action)
+            if action.host is None:
+                self._forget_action(action)
         return [*commands, *self.sandboxes.close_idle()]
+
+    def _cancel(self, action: Action) -> list[Command]:
+        """Abort what nobody waits for; its host reports the end of one that runs, any other has no host afterwards."""
+        action.advance(ActionEvent.CANCELLED)
+        action.unawaited = True
+        if action.host is None:
+            return []
+        if action.state is ActionState.RUNNING:
+            return [AbortAction(action.spec.action_id, action.host)]
+        host = self.state.hosts[action.host]  # its service is being loaded: its host does not know it
+        self._release(action)
+        return self._release_if_empty(host)

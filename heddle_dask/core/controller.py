@@ -93,6 +93,7 @@ class Controller:
             ev.TimeReached: self._time_reached,
             ev.ActionRequested: self._action_requested,
             ev.ActionFinished: self.actions.finished,
+            ev.ActionCancelled: self.actions.cancelled,
             ev.SandboxClosed: self.actions.sandbox_closed,
             ev.EngineJoined: self._engine_joined,
             ev.EngineLost: self.engines.lost,

@@ -393,7 +393,7 @@ class Action:
     delayed_s
         Seconds for which it was held back before it waited for resources, as a repetition of a call.
     unawaited
-        Whether its program has ended: it is not started again.
+        Whether its program no longer waits for it: it is not started again.
     host_fixed
         The only host that may run it, because its sandbox is there; None: every host of its pool. It may change while
         the action waits, when that host drains or is lost.

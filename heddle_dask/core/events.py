@@ -216,6 +216,13 @@ class ActionFinished(Stamped):
 
 
 @dataclass(frozen=True, slots=True)
+class ActionCancelled(Stamped):
+    """The program no longer waits for this action."""
+
+    action_id: ActionId
+
+
+@dataclass(frozen=True, slots=True)
 class SandboxClosed(Stamped):
     """A program needs its sandbox no longer. Those that it leaves open are closed when its trajectory ends."""
 
@@ -454,6 +461,7 @@ Event = (
     | TimeReached
     | ActionRequested
     | ActionFinished
+    | ActionCancelled
     | SandboxClosed
     | EngineJoined
     | EngineLost

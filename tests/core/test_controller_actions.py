@@ -191,7 +191,26 @@ def test_a_wide_action_waits_for_its_host_to_come_back() -> None:
     assert stage.add_host("H3", 4) == [run("a1", "H3", 4)]
 
 
-# -- the trajectory ends ---------------------------------------------------------------------------------
+# -- the program waits no longer, or the trajectory ends ---------------------------------------------------
+
+
+def test_a_running_action_that_is_cancelled_is_aborted_and_a_waiting_one_is_dropped() -> None:
+    stage = stage_with(2)
+    stage.act("a1", "a", cpus=(2, 2))
+    stage.act("b1", "b", cpus=(2, 2))
+    stage.act("b2", "b")
+    assert stage.feed(ev.ActionCancelled, ActionId("a1")) == [AbortAction(ActionId("a1"), H1)]
+    stage.late(ev.ActionCancelled, ActionId("a1"))
+    assert stage.state.hosts[H1].free_cpus == 0, "its worker ends it first"
+    assert stage.feed(ev.ActionCancelled, ActionId("b1")) == []
+    assert stage.trajectory("b").state is TrajectoryState.ACTING
+    assert stage.acted(run("a1", cpus=2)) == [run("b2")]
+    assert stage.trajectory("a").state is TrajectoryState.THINKING
+    stage.act("b3", "b", cpus=(2, 2))
+    assert stage.feed(ev.ActionCancelled, ActionId("b3")) == []
+    stage.feed(ev.ActionCancelled, ActionId("b2"))
+    assert stage.feed(ev.HostLost, H1) == [] and not stage.state.actions
+    assert stage.trajectory("b").state is TrajectoryState.THINKING
 
 
 def test_running_actions_of_an_ended_trajectory_are_aborted_and_free_their_cpus_when_they_report() -> None:

@@ -33,7 +33,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "steps": ("start", "finish", "abort", "stopped", "fail", "cancel"),
     "predictions": ("predict",),
     "moves": ("move_ends",),
-    "actions": ("act", "act_ends", "time"),
+    "actions": ("act", "act_ends", "act_cancel", "time"),
 }
 
 

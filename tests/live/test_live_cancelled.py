@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from worlds.live_world import control_lines, emulated, run
+from worlds.live_world import control_lines, emulated, run, until
 from worlds.shared_cluster import shared_cluster
 
 from heddle_dask.core.controller import Controller
@@ -100,8 +101,16 @@ def test_two_steps_at_once_fail_their_trajectory_and_no_other(model_dir: str) ->
     assert "await one step after the other" in first.detail
 
 
+def runs_an_hour(begun: str) -> None:
+    Path(begun).touch()
+    time.sleep(3600)
+
+
 class GivesUpTools(Impatient):
-    """Its second call asks for all CPUs while others have them."""
+    """Its second call asks for all CPUs while others have them; its third one has them, and would take an hour."""
+
+    def __init__(self, begun: Path) -> None:
+        self.begun = begun
 
     async def solve_first(self, ctx: Context) -> float | None:
         holding = asyncio.ensure_future(ctx.call(time.sleep, 1.0, cpus=(8, 8)))
@@ -109,18 +118,23 @@ class GivesUpTools(Impatient):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(ctx.call(time.sleep, 0.01, cpus=(8, 8)), 0.2)
         await holding
+        running = asyncio.ensure_future(ctx.call(runs_an_hour, str(self.begun), cpus=(8, 8)))
+        await until(self.begun.exists)
+        running.cancel()
         await ctx.call(time.sleep, 0.01, cpus=(8, 8))
         return 1.0
 
 
-def test_a_queued_tool_that_its_program_gives_up_takes_no_cpus(model_dir: str, tmp_path: Path) -> None:
+def test_tools_that_their_program_gives_up_are_dropped_or_killed(model_dir: str, tmp_path: Path) -> None:
     out = tmp_path / "run.zarr"
-    batch = roll(GivesUpTools(), model_dir, out=out)
+    batch = roll(GivesUpTools(tmp_path / "begun"), model_dir, out=out)
     assert batch.counts == {"completed": 4}
     (first,) = (record for record in batch if record.task_id == "t0")
     assert [action.status for action in first.actions].count("ok") == 2
-    ends = [event for event, _ in control_lines(out) if event[0] == "ActionFinished"]
-    assert len(ends) == 6 and [event[6] for event in ends].count(False) == 1, "one never ran"
+    kinds = Counter(line[0] for event, commands in control_lines(out) for line in (event, *commands))
+    assert (kinds["ActionRequested"], kinds["ActionCancelled"]) == (7, 2)
+    assert (kinds["RunAction"], kinds["AbortAction"], kinds["ActionFinished"]) == (6, 1, 6), "one never ran"
+    assert list(replay(Controller(strategies_of_run(RunReader(out).metadata)), control_lines(out))) == []
 
 
 def test_details_say_what_went_wrong(model_dir: str) -> None:

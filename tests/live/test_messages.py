@@ -119,6 +119,7 @@ REPORTED: tuple[envelopes.Reported, ...] = (
     ev.WeightsInstalled(UNSTAMPED, EngineId("e"), VERSION, 0.05, "cause"),
     ev.TrajectoryForked(UNSTAMPED, SPEC, TrajectoryId("t/0#1")),
     ev.StepCancelled(UNSTAMPED, STEP),
+    ev.ActionCancelled(UNSTAMPED, ACTION),
     ev.SandboxClosed(UNSTAMPED, "s/t/s0"),
     ev.ProgramEnded(UNSTAMPED, SPEC.trajectory_id),
     ev.OptimizerStepEnded(UNSTAMPED, FIRST_RUN, VERSION),

@@ -110,11 +110,16 @@ def test_a_result_in_the_stream_is_taken_and_its_future_released_later() -> None
     on_plane(body)
 
 
-def test_what_comes_after_the_end_of_a_session_is_dropped() -> None:
+def test_a_cancelled_action_is_told_and_what_comes_after_the_end_of_a_session_is_dropped() -> None:
     async def body(plane: Plane) -> None:
+        handlers = Handlers(lambda session, failure: pytest.fail(failure))
+        told: list[str] = []
+        handlers.take_report(submission.ActionCancelled, lambda session, event: told.append(event.action_id))
+        handlers.add_to(plane.scheduler)
         asking = await plane.ask("a")
         asking.cancel()
         await asyncio.wait([asking])
+        await until(lambda: told == ["a"])
         await plane.submitter.close()
         plane.answer(action_key("s", "a"), ActionOutcome("ok", b"1"))
         assert await plane.client.submit(lambda: 7) == 7, "the client's stream goes on"

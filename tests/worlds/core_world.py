@@ -393,6 +393,7 @@ class World:
             "move_ends": [(name, ok) for name in self.moves for ok in (True, True, False)],
             "act": list(alive),
             "act_ends": running,
+            "act_cancel": [a for a, c in self.calls.items() if not c.orphaned],
             "time": sorted(self.wakes)[:1],
             "stale": self.stale,
         }
@@ -620,6 +621,17 @@ class World:
         self.stale.append((ev.ActionFinished, action_id, call.host_id, 0.1))
         self.tell(ev.ActionFinished, action_id, call.host_id, self.pick((0.1, 3.0)), self.pick((True, False)))
 
+    def _do_act_cancel(self, action_id: str) -> None:
+        """Its program goes on without it."""
+        call = self.calls[action_id]
+        call.orphaned = True
+        if call.host_id is None:
+            del self.calls[action_id]
+            self.line.remove(action_id)
+        self.seen["an action cancelled"] += 1
+        self.stale.append((ev.ActionCancelled, action_id))
+        self.tell(ev.ActionCancelled, action_id)
+
     def _do_time(self, at_s: float) -> None:
         """The time comes that the controller asked for."""
         self.wakes.remove(at_s)
@@ -727,6 +739,7 @@ WEIGHTS: Final[dict[str, float]] = {
     "abort": 2,
     "fail": 2,
     "cancel": 2,
+    "act_cancel": 1,
     "stopped": 6,
     "predict": 14,
     "move_ends": 5,

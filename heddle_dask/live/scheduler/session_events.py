@@ -36,7 +36,7 @@ from heddle_dask.live.wire.driver_messages import (
     TrajectoriesEndedReport,
 )
 from heddle_dask.live.wire.envelopes import UNSTAMPED, Reported
-from heddle_dask.live.wire.messages import Key, is_key_of, step_key
+from heddle_dask.live.wire.messages import Key, action_key, is_key_of, step_key
 from heddle_dask.live.wire.results import Ended, ResultNotice, ResultReport
 from heddle_dask.live.wire.training_messages import EngineWeightState, TrainingFiguresReport, WeightStatus
 from heddle_dask.predictors.contract import Predictor
@@ -174,6 +174,8 @@ class SessionEvents:
         match event:
             case ev.StepCancelled():
                 session.held.pop(step_key(session.session_id, event.step_id), None)
+            case ev.ActionCancelled():
+                session.held.pop(action_key(session.session_id, event.action_id), None)
             case ev.ProgramEnded():
                 known = session.trajectory(event.trajectory_id)
                 if known is not None and session.predictions is not None:

@@ -42,6 +42,7 @@ Reported = (
     # Of drivers.
     | ev.TrajectoryForked
     | ev.StepCancelled
+    | ev.ActionCancelled
     | ev.SandboxClosed
     | ev.ProgramEnded
     | ev.OptimizerStepEnded

@@ -126,6 +126,15 @@ class ActionHistory:
                 self._failures.count("action", f"{action.kind} {action.label} failed", event.at)
         self._close(event.action_id, action, event.at)
 
+    def cancelled(self, event: ev.ActionCancelled) -> None:
+        """One that waits is over; one that runs holds its CPUs until it reports."""
+        action = self.open.get(event.action_id)
+        if action is None:
+            return
+        action.unawaited = True
+        if action.host is None:
+            self._close(event.action_id, action, event.at)
+
     def given_up(self, command: cmd.GiveUpAction, at: float) -> None:
         self._failures.count("action", command.cause, at)
         action = self.open.get(command.action_id)
@@ -143,7 +152,7 @@ class ActionHistory:
         self.hosts[spec.host_id] = HostRow(spec.host_id, spec.pool, spec.cpus, spec.cpus)
 
     def host_lost(self, event: ev.HostLost) -> None:
-        """A host is lost: its actions wait again, those of ended trajectories are over."""
+        """A host is lost: its actions wait again, those that nobody waits for are over."""
         host = self.hosts.pop(event.host_id, None)
         if host is None:
             return
@@ -154,8 +163,8 @@ class ActionHistory:
         for action_id in host.running:
             action = self.open[action_id]
             action.host, action.cpus = None, 0
-            if action.lane.ended_s is not None:
-                del self.open[action_id]
+            if action.lane.ended_s is not None or action.unawaited:
+                self._close(action_id, action, event.at)
             else:
                 self._changed(action.lane, event.at)
 

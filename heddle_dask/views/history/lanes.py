@@ -61,6 +61,7 @@ class OpenAction:
     service: str = ""
     host: str | None = None
     cpus: int = 0
+    unawaited: bool = False
 
 
 @dataclass(slots=True, eq=False)

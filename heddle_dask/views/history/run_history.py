@@ -104,6 +104,7 @@ class RunHistory:
             ev.EngineExpiring: engines.expiring,
             ev.ActionRequested: actions.requested,
             ev.ActionFinished: actions.finished,
+            ev.ActionCancelled: actions.cancelled,
             ev.HostJoined: actions.host_joined,
             ev.HostLost: actions.host_lost,
             ev.ServiceLoaded: actions.service_loaded,

@@ -13,8 +13,8 @@ from typing import Any, Literal
 from distributed import Client, Future
 from distributed.client import FutureCancelledError
 
-from heddle_dask.core.events import SandboxClosed, StepCancelled, TrajectoryForked
-from heddle_dask.core.ids import StepId, TrajectoryId
+from heddle_dask.core.events import ActionCancelled, SandboxClosed, StepCancelled, TrajectoryForked
+from heddle_dask.core.ids import ActionId, StepId, TrajectoryId
 from heddle_dask.core.nouns import ActionRequest, StepRequest, TrajectorySpec
 from heddle_dask.live.driver.connection.long_payloads import LongPayloads
 from heddle_dask.live.wire._dask_internals import packed_run, told_future
@@ -105,7 +105,11 @@ class Submitter:
             The controller gave it up, its result was lost, or its task was cancelled.
         """
         with self._payloads.kept(call) as sent:
-            result: ActionOutcome = await self._run(run_action, sent, request)
+            try:
+                result: ActionOutcome = await self._run(run_action, sent, request)
+            except asyncio.CancelledError:
+                asyncio.get_running_loop().call_soon(self._tell_cancelled, call)
+                raise
         return result
 
     def send_payload(self, action_id: str, address: str) -> None:
@@ -205,9 +209,13 @@ class Submitter:
         if self._client.status == "running":
             self._fail(key, Interrupted("cancelled", CANCELLED))
 
-    def _tell_cancelled(self, call: StepCall) -> None:
-        if self._client.status == "running":
+    def _tell_cancelled(self, call: StepCall | ActionCall) -> None:
+        if self._client.status != "running":
+            return
+        if isinstance(call, StepCall):
             send(self._client, Report(call.session, StepCancelled(UNSTAMPED, call.step_id)))
+        else:
+            send(self._client, Report(call.session, ActionCancelled(UNSTAMPED, ActionId(call.action_id))))
 
     def _release(self, key: Key, with_others: bool) -> None:
         future = self._futures.pop(key, None)
