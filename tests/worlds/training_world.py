@@ -33,6 +33,7 @@ TRAINING_MOVES: Final = {
     "install_ends": 12.0,
     "group_ends": 6.0,
     "redundant": 1.0,
+    "act_cancel": 0,  # `core_world` has it; here it would only change the draws
 }
 
 
