@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
 
 import psutil
 import pytest
@@ -14,6 +15,7 @@ from worlds.shared_cluster import shared_cluster
 
 from heddle_dask import Context, Rollout, Task
 from heddle_dask.environments.agent_description import AgentDescription
+from heddle_dask.environments.base import Environment, Reward
 from heddle_dask.environments.command_agent import CommandAgent
 from heddle_dask.environments.program_sandbox import ProgramSandbox
 from heddle_dask.environments.reference_agent import ReferenceAgent
@@ -60,30 +62,43 @@ class BrokenVerdict(WriteFile):
         raise KeyError("no such test")
 
 
-def rolled_out(model_dir: str, agents: dict[str, Any], count: int = 1) -> dict[str, list[TrajectoryRecord]]:
-    async def body() -> dict[str, Any]:
-        found = {}
-        async with shared_cluster(1) as client:
-            for name, agent in agents.items():
-                async with Rollout(client, env=agent, model=model_dir, engines=emulated(model_dir)) as rollout:
-                    found[name] = list(await rollout.run(count))
-        return found
+class EachAgent:
+    """The agents of a test in one rollout: a task is named like the agent that works on it."""
 
-    result: dict[str, list[TrajectoryRecord]] = run(body())
+    name = "each agent"
+    can_replay = False
+
+    def __init__(self, agents: Mapping[str, Environment]) -> None:
+        self._agents = agents
+
+    def tasks(self, count: int, seed: int) -> list[Task]:
+        return [replace(agent.tasks(1, seed)[0], task_id=name) for name, agent in self._agents.items()]
+
+    async def solve(self, task: Task, ctx: Context) -> float | Reward | None:
+        return await self._agents[task.task_id].solve(task, ctx)
+
+
+def rolled_out(model_dir: str, agents: Mapping[str, Environment]) -> dict[str, TrajectoryRecord]:
+    async def body() -> dict[str, TrajectoryRecord]:
+        async with shared_cluster(1) as client:
+            rollout = Rollout(client, env=EachAgent(agents), model=model_dir, engines=emulated(model_dir))
+            return {record.task_id: record for record in await rollout.run(len(agents))}
+
+    result: dict[str, TrajectoryRecord] = run(body())
     return result
 
 
 def test_how_agents_end(model_dir: str) -> None:
-    agents = {
+    agents: dict[str, Environment] = {
         "writes": CommandAgent(WRITES, WriteFile()),
-        "stays": CommandAgent(STAYS, WriteFile(limit_s=4.0)),
+        "stays": CommandAgent(STAYS, WriteFile(limit_s=10.0)),
         "mute": CommandAgent(MUTE, WriteFile()),
         "absent": CommandAgent(ABSENT, WriteFile()),
         "no image": CommandAgent(WRITES, WriteFile(image="nowhere.tar")),
         "no verdict": CommandAgent(WRITES, BrokenVerdict()),
         "no solution": ReferenceAgent(WriteFile()),
     }
-    found = {name: records[0] for name, records in rolled_out(model_dir, agents).items()}
+    found = rolled_out(model_dir, agents)
     writes = found["writes"]
     # Its exit code is its own affair: what it left counts.
     assert (writes.status, writes.reward, len(writes.steps)) == ("completed", 1.0, 2), writes.detail
@@ -112,7 +127,13 @@ def test_how_agents_end(model_dir: str) -> None:
 def test_agents_hold_no_cpu(model_dir: str) -> None:
     """More agents than the tool worker has CPUs run side by side."""
     waits = script("import time\nask('hello')\ntime.sleep(4)\nask('hello again')", "waits")
-    records = rolled_out(model_dir, {"waits": CommandAgent(waits, WriteFile())}, count=20)["waits"]
+
+    async def body() -> list[TrajectoryRecord]:
+        async with shared_cluster(1) as client:
+            env = CommandAgent(waits, WriteFile())
+            return list(await Rollout(client, env=env, model=model_dir, engines=emulated(model_dir)).run(20))
+
+    records = run(body())
     assert {record.status for record in records} == {"completed"}, records[0].detail
     runs = [next(a for a in record.actions if a.label == "agent waits") for record in records]
     assert {a.cpus for a in runs} == {0}
