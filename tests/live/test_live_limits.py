@@ -53,7 +53,7 @@ def test_what_hangs_ends_with_its_cause_and_a_run_that_took_too_long_can_be_resu
     model_dir: str, tmp_path: Path
 ) -> None:
     async def body() -> None:
-        async with shared_cluster() as client:
+        async with shared_cluster(1) as client:
 
             def rollout(env: object, budget: Budget, out: Output | None = None, told: object = None) -> Rollout:
                 return Rollout(
