@@ -14,7 +14,7 @@ from distributed import Client
 from playwright.async_api import Browser, Page
 from worlds.browser import Seen, chromium, chromium_path, read_page
 from worlds.live_agents import echo_tool
-from worlds.live_world import control_lines, emulated, run
+from worlds.live_world import control_lines, emulated, run, without_nannies
 from worlds.path_proxy import path_proxy
 
 from heddle_dask.core.journal_codec import decode
@@ -145,7 +145,8 @@ async def look(model: str, folder: Path) -> Looked:
 @pytest.fixture(scope="module")
 def looked(model_dir: str, tmp_path_factory: pytest.TempPathFactory) -> Looked:
     chromium_path()
-    found: Looked = run(look(model_dir, tmp_path_factory.mktemp("dashboard")), 200)
+    with without_nannies():
+        found: Looked = run(look(model_dir, tmp_path_factory.mktemp("dashboard")), 200)
     return found
 
 

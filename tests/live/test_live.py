@@ -239,7 +239,7 @@ def test_a_failure_inside_the_plugin_is_raised_at_the_client(model_dir: str) -> 
 
     async def body() -> None:
         async with (
-            cluster(engines=1) as (_, client),
+            cluster(engines=1, nannies=False) as (_, client),
             Rollout(client, env=ToolAgent(), model=model_dir, engines=emulated(model_dir)) as rollout,
         ):
             await rollout.run(1)

@@ -56,7 +56,7 @@ async def watched_rollout(spec: Any, out: Path) -> tuple[list[Any], list[Any], l
     """Snapshots and metrics seen during a rollout, and both of after it."""
     snapshots: list[Any] = []
     metrics: list[Any] = []
-    async with cluster(2) as (_, client):
+    async with cluster(2, nannies=False) as (_, client):
         port = client.scheduler_info()["services"]["dashboard"]
         url = f"http://127.0.0.1:{port}/metrics"
         before = (await ask_scheduler(client, GetSnapshot())).snapshot

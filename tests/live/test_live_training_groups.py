@@ -18,7 +18,7 @@ import psutil
 import pytest
 from distributed import Client
 from worlds.live_agents import echo_tool, hang, load_without_end
-from worlds.live_world import control_lines, emulated, engine_process, kill, run, until
+from worlds.live_world import control_lines, emulated, engine_process, kill, run, until, without_nannies
 from worlds.weight_builders import perturbed
 
 from heddle_dask.core import events as ev
@@ -58,7 +58,9 @@ def version(number: int) -> PolicyVersion:
 
 @pytest.fixture(scope="module")
 def shared_cluster() -> Iterator[LocalRolloutCluster]:
-    with LocalRolloutCluster(2, tool_cpus=4, dashboard=False) as made:
+    with without_nannies():
+        made = LocalRolloutCluster(2, tool_cpus=4, dashboard=False)
+    with made:
         yield made
 
 

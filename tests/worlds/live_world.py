@@ -7,19 +7,22 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
+import pytest
 from distributed import Client
 from worlds.journal_records import read_journal
 
 from heddle_dask.engines import watchdog
 from heddle_dask.engines.emulated.options import EmulatedOptions
 from heddle_dask.engines.spec import EngineSpec
+from heddle_dask.live.clusters import local
 from heddle_dask.live.clusters.local import LocalRolloutCluster
+from heddle_dask.live.clusters.worker_command import worker_arguments
 from heddle_dask.live.driver.files.run_writer import journal_path
 from heddle_dask.records.trajectory import TrajectoryRecord
 
@@ -39,13 +42,26 @@ def emulated(model: str, *, seconds_per_token: float = 0.002, slots: int = 4, **
     return EngineSpec("emulated", model, slots=slots, max_model_len=4096, options=chosen, **options)
 
 
+@contextlib.contextmanager
+def without_nannies() -> Iterator[None]:
+    """Local clusters that start inside have none, for tests in which no worker dies: a quarter of a worker's cost."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(local, "worker_arguments", lambda *given: [*worker_arguments(*given), "--no-nanny"])
+        for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+            patched.setenv(name, "1")  # as a nanny does
+        yield
+
+
 @contextlib.asynccontextmanager
-async def cluster(engines: int = 2, **options: Any) -> AsyncIterator[tuple[LocalRolloutCluster, Client]]:
-    async with (
-        LocalRolloutCluster(engines, tool_cpus=8, dashboard=False, asynchronous=True, **options) as made,
-        Client(made, asynchronous=True) as client,
-    ):
-        yield made, client
+async def cluster(
+    engines: int = 2, *, nannies: bool = True, **options: Any
+) -> AsyncIterator[tuple[LocalRolloutCluster, Client]]:
+    async with contextlib.AsyncExitStack() as stack:
+        if not nannies:
+            stack.enter_context(without_nannies())
+        made = LocalRolloutCluster(engines, tool_cpus=8, dashboard=False, asynchronous=True, **options)
+        await stack.enter_async_context(made)
+        yield made, await stack.enter_async_context(Client(made, asynchronous=True))
 
 
 async def until(condition: Callable[[], Any]) -> Any:

@@ -20,11 +20,9 @@ from typing import Any
 import cloudpickle
 import pytest
 from distributed import Client
-from worlds.live_world import ENGINE, descendants, idle_clusters
+from worlds.live_world import ENGINE, descendants, idle_clusters, without_nannies
 
-from heddle_dask.live.clusters import local
 from heddle_dask.live.clusters.local import LocalRolloutCluster
-from heddle_dask.live.clusters.worker_command import worker_arguments
 from heddle_dask.sandbox.stateful.local_sandbox import keeper_of_loop
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -42,12 +40,8 @@ class Lent:
         self.directory.chmod(0o711)
         # Workers import engine kinds of the tests by name.
         paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-        with pytest.MonkeyPatch.context() as patched:
-            # Nobody kills a worker here, and a nanny is a quarter of its cost.
-            patched.setattr(local, "worker_arguments", lambda *given: [*worker_arguments(*given), "--no-nanny"])
+        with without_nannies(), pytest.MonkeyPatch.context() as patched:
             patched.setenv("TMPDIR", str(self.directory))
-            for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-                patched.setenv(name, "1")  # as a nanny does
             patched.setenv("PYTHONPATH", os.pathsep.join(paths))
             self.cluster = LocalRolloutCluster(engines, tool_cpus=8, dashboard=False, **options)
         self.workers: dict[str, int] = {}
