@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pty
 import re
@@ -23,6 +24,7 @@ from heddle_dask.cli.main import main
 from heddle_dask.cli.top import watch
 
 HANG_S = 120.0
+Answer = Callable[..., subprocess.CompletedProcess[str]]
 MAIN = [sys.executable, "-c", "from heddle_dask.cli.main import main; main()"]
 AGENTS = """
 import asyncio
@@ -49,6 +51,27 @@ def answer(directory: Path, *arguments: object) -> subprocess.CompletedProcess[s
 
 
 @pytest.fixture
+def answered_here(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> Answer:
+    """The whole command in this process: to start one takes seconds."""
+    caplog.set_level(logging.ERROR, "distributed")  # the command sets it; this one is undone after the test
+    monkeypatch.chdir(tmp_path)
+
+    def answered(*arguments: object) -> subprocess.CompletedProcess[str]:
+        monkeypatch.setattr(sys, "argv", ["heddle", "top", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        return subprocess.CompletedProcess(sys.argv, ended.value.code, *capsys.readouterr())
+
+    return answered
+
+
+@pytest.fixture
 def rollout(tmp_path: Path, model_dir: str) -> Iterator[subprocess.Popen[bytes]]:
     """A rollout that lasts until it is interrupted."""
     (tmp_path / "agents.py").write_text(AGENTS)
@@ -70,12 +93,12 @@ def rollout(tmp_path: Path, model_dir: str) -> Iterator[subprocess.Popen[bytes]]
     process.wait(timeout=HANG_S)
 
 
-def watched(directory: Path, process: subprocess.Popen[bytes]) -> dict[str, Any]:
+def watched(directory: Path, process: subprocess.Popen[bytes], answered: Answer) -> dict[str, Any]:
     """The first picture in which trajectories are alive."""
     deadline = time.monotonic() + HANG_S
     while time.monotonic() < deadline:
         assert process.poll() is None, (directory / "said.txt").read_text()
-        said = answer(directory, "--once", "--json")
+        said = answered("--once", "--json")
         if said.returncode == 0:
             picture: dict[str, Any] = json.loads(said.stdout)
             if picture["counts"]["steps"]:
@@ -88,8 +111,12 @@ def watched(directory: Path, process: subprocess.Popen[bytes]) -> dict[str, Any]
 
 @pytest.mark.cluster
 @pytest.mark.slow
-def test_top_beside_a_rollout(tmp_path: Path, rollout: subprocess.Popen[bytes]) -> None:
-    picture = watched(tmp_path, rollout)
+def test_top_beside_a_rollout(
+    tmp_path: Path,
+    rollout: subprocess.Popen[bytes],
+    answered_here: Answer,
+) -> None:
+    picture = watched(tmp_path, rollout, answered_here)
     assert picture["is_open"] and picture["counts"]["live"] == 3 and len(picture["engines"]) == 1
     (connection,) = (tmp_path / "runs").glob("run.logs/session-1/connection.json")
     assert stat.S_IMODE(connection.stat().st_mode) == 0o600
@@ -102,7 +129,7 @@ def test_top_beside_a_rollout(tmp_path: Path, rollout: subprocess.Popen[bytes]) 
     assert max(map(len, lines)) <= 80 and any(line.startswith("t0") for line in lines), once.stdout
 
     told = json.loads(connection.read_text())
-    without_key = answer(tmp_path, "--scheduler", told["address"], "--once")
+    without_key = answered_here("--scheduler", told["address"], "--once")
     assert (without_key.returncode, len(without_key.stderr.splitlines())) == (2, 1)
     assert "needs TLS credentials" in without_key.stderr
 
@@ -111,7 +138,7 @@ def test_top_beside_a_rollout(tmp_path: Path, rollout: subprocess.Popen[bytes]) 
     rollout.send_signal(signal.SIGINT)
     rollout.wait(timeout=HANG_S)
     assert not connection.exists()
-    gone = answer(tmp_path, "runs/run.zarr")
+    gone = answered_here("runs/run.zarr")
     assert (gone.returncode, len(gone.stderr.splitlines())) == (2, 1)
     assert "no rollout to runs/run.zarr" in gone.stderr
 
@@ -181,34 +208,22 @@ def test_bad_input_is_one_line(
     tmp_path: Path,
     arguments: list[str],
     said: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    answered_here: Answer,
 ) -> None:
-    """The whole command in this process: to start one takes seconds, as in the test below."""
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "text.json").write_text("address")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["heddle", "top", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    out, err = capsys.readouterr()
-    assert (ended.value.code, out) == (2, "")
-    assert len(err.splitlines()) == 1 and said in err, err
+    answered = answered_here(*arguments)
+    assert (answered.returncode, answered.stdout) == (2, "")
+    assert len(answered.stderr.splitlines()) == 1 and said in answered.stderr, answered.stderr
 
 
-def test_where_nobody_answers_it_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_nobody_answers_it_is_one_line(answered_here: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "CONNECT_TIMEOUT_S", 1.0)
     with socket.socket() as listener:  # a port that is taken, and no scheduler
         listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-        monkeypatch.setattr(sys, "argv", ["heddle", "top", "--scheduler", f"tcp://127.0.0.1:{port}"])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    out, err = capsys.readouterr()
-    assert (ended.value.code, out) == (2, "")
-    assert len(err.splitlines()) == 1 and "no Dask scheduler answers at" in err
+        answered = answered_here("--scheduler", f"tcp://127.0.0.1:{listener.getsockname()[1]}")
+    assert (answered.returncode, answered.stdout) == (2, "")
+    assert len(answered.stderr.splitlines()) == 1 and "no Dask scheduler answers at" in answered.stderr
 
 
 @pytest.mark.cluster
