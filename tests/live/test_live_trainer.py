@@ -46,6 +46,11 @@ async def trainer_says(dask_worker: Worker) -> dict[str, Any]:
     return answer
 
 
+async def leaves(dask_worker: Worker) -> None:
+    """What Dask calls of the host when its worker ends in good order."""
+    await dask_worker.plugins[PLUGIN_NAME].teardown(dask_worker)
+
+
 def resumes_when_it_is_lost(dask_worker: Worker) -> None:
     """Let a trainer that is given up run again at that moment."""
     process = dask_worker.plugins[PLUGIN_NAME]._process  # type: ignore[attr-defined]
@@ -144,6 +149,7 @@ def test_two_ranks_train_as_one_and_go_on_after_deaths_of_trainer_and_worker(
             again = await trainer.train(batches[1], version(2))
             assert (again.state, again.metrics) == (report.state, report.metrics), "a batch is trained once"
 
+            await client.run(leaves)
             # The first rank answers, and waits for the other one for ever.
             watched = RemoteTrainer(client, replace(spec, silence_s=3.0), lines.append)
             await watched.state()
