@@ -158,14 +158,15 @@ class BoundedStaleness:
         trajectory.kv_version = version
         if engine is not None and version.number < engine.version.number:
             trajectory.kv_version = engine.version  # it has recomputed the cache meanwhile, or dropped it
-        if not event.new_tokens:
-            return
         inherited = trajectory.parent is not None and trajectory.first_version is not None
-        if trajectory.generated_tokens == 0 and not inherited:
-            before = trajectory.first_version
-            begun_before = before is not None and not before.lineage and version.number > before.number
-            if before is None or before.lineage == version.lineage or begun_before:
-                trajectory.first_version = version
+        if trajectory.generated_tokens or inherited:
+            return
+        before = trajectory.first_version
+        begun_before = before is not None and not before.lineage and version.number > before.number
+        if not event.new_tokens:
+            trajectory.first_version = None  # it is still to begin
+        elif before is None or before.lineage == version.lineage or begun_before:
+            trajectory.first_version = version
 
 
 # An engine with less than this share of its KV memory in use has room for any trajectory that is worth waiting for.

@@ -108,7 +108,7 @@ class Controller:
             ev.DegreesRequested: self.deployments.requested,
             ev.DegreesPlanned: self.deployments.planned,
             ev.OptimizerStepEnded: self._optimizer_step_ended,
-            ev.WeightsPublished: self.updates.published,
+            ev.WeightsPublished: self._weights_published,
             ev.WeightsFetched: self.engines.weights_fetched,
             ev.SwitchRequested: self.updates.switch_requested,
             ev.WeightsInstalled: self._weights_installed,
@@ -426,10 +426,7 @@ class Controller:
         commands = self.drains.draining(event)
         if self.state.stale_events == stale_before:
             commands += self.updates.leaves(self.state.engines[event.engine_id])
-        # What was held for that engine, or was to get its KV cache there, waits for another one.
-        routed = any(run.strategies.affinity is not None for run in self.runs)
-        if not (routed or self.state.is_shared):
-            return commands
+        # What was held for that engine, or was to get its KV cache or newer weights there, waits for another one.
         return [*commands, *self.placements.place_waiting(event.at)]
 
     def _engine_joined(self, event: ev.EngineJoined) -> list[Command]:
@@ -440,6 +437,10 @@ class Controller:
     def _time_reached(self, event: ev.TimeReached) -> list[Command]:
         return [*self.updates.time_reached(event), *self.actions.time_reached(event)]
 
+    def _weights_published(self, event: ev.WeightsPublished) -> list[Command]:
+        # Engines that were about to install older ones fetch again: nothing waits for them any more.
+        return [*self.updates.published(event), *self.placements.place_waiting(event.at)]
+
     def _weights_installed(self, event: ev.WeightsInstalled) -> list[Command]:
         commands = self.engines.weights_installed(event)
         engine = self.state.engines.get(event.engine_id)
@@ -447,7 +448,9 @@ class Controller:
         return [*commands, *stale, *self.admissions.admit(event.at)]
 
     def _optimizer_step_ended(self, event: ev.OptimizerStepEnded) -> list[Command]:
-        return [*self.staleness.optimizer_step_ended(event), *self.admissions.admit(event.at)]
+        commands = self.staleness.optimizer_step_ended(event)
+        # Under another lineage n may be smaller: weights may be new enough now that were not.
+        return [*commands, *self.placements.place_waiting(event.at), *self.admissions.admit(event.at)]
 
     def _group_ended(self, event: ev.GroupEnded) -> list[Command]:
         return self.admissions.admit(event.at) if self.staleness.group_ended(event) else []

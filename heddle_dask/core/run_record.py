@@ -93,6 +93,9 @@ class CreditLedger:
             # What waits in the buffer stays there.
             self.accepted = max(0, self.accepted - self.steps * self.bound.batch_trajectories)
             self._first, self._began = version.number, True
+            # Places are counted from n, which has jumped.
+            jump = version.number - self.version.number
+            self._least = {group_id: least + jump for group_id, least in self._least.items()}
         self.version = version
         return True
 

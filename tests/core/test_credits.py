@@ -145,3 +145,13 @@ def test_redundant_members_take_no_place_of_a_batch() -> None:
     assert [bound.next_place(0, 4 * running) for running in range(5)] == [0, 0, 1, 1, 2]
     assert [bound.next_place(6, 4 * running) for running in range(5)] == [1, 1, 2, 2, 3]
     assert StalenessBound(1, "pace", 6).next_place(3, 8) == 1
+
+
+def test_a_group_keeps_its_place_when_the_trainer_comes_back_behind_it() -> None:
+    ledger = CreditLedger(StalenessBound(0, "pace", 1))
+    ledger.step_ended(PolicyVersion("a", 5))
+    ledger.submitted(GroupId("g"), TrajectoryId("g/0"))
+    assert list(ledger.grant()) == ["g/0"]
+    assert not ledger.may_begin(GroupId("g"), PolicyVersion("a", 4))
+    ledger.step_ended(PolicyVersion("b", 3))
+    assert ledger.may_begin(GroupId("g"), PolicyVersion("b", 3)), "no step can follow before it is trained on"

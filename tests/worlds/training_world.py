@@ -33,7 +33,6 @@ TRAINING_MOVES: Final = {
     "install_ends": 12.0,
     "group_ends": 6.0,
     "redundant": 1.0,
-    "act_cancel": 0,  # `core_world` has it; here it would only change the draws
 }
 
 
@@ -170,12 +169,14 @@ class TrainingWorld(World):
             fields = (*fields, version.number)
             name = step_id.trajectory_id
             self.kv[name] = here
-            if new_tokens and name in self.programs:
-                self.first.setdefault(name, version)
-            elif name in self.programs:
+            if name in self.programs:
                 record = self.stage.trajectory(name)
                 if not record.generated_tokens and record.parent is None:
-                    self.first.pop(name, None)  # nothing was sampled yet
+                    self.first.pop(name, None)  # nothing was sampled yet: an attempt that was cancelled does not count
+                if new_tokens:
+                    self.first.setdefault(name, version)
+        if kind is ev.MoveEnded and fields[2] and fields[3] == "recompute" and fields[1] in self.ready:
+            self.kv[fields[0]] = self.has[fields[1]]
         super().tell(kind, *fields)
 
     def possible(self, move: str) -> list[Any]:
