@@ -43,7 +43,8 @@ def database_command(root: Path, search: str) -> list[str]:
     folder = root / "database"
     install = shutil.which("mariadb-install-db", path=search)
     assert install is not None
-    options = ["--no-defaults", f"--datadir={folder}", "--user=root"]
+    # A database that starts removes temporary tables: also those of another one, in a folder of both.
+    options = ["--no-defaults", f"--datadir={folder}", f"--tmpdir={root}", "--user=root"]
     made = subprocess.run(
         [
             install,
