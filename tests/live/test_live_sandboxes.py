@@ -311,7 +311,7 @@ def test_a_silent_service_is_told_to_the_driver_and_the_run_goes_on_when_it_answ
         port = probe.getsockname()[1]
     root = f"http://127.0.0.1:{port}"
     argv = [sys.executable, "-m", "heddle_dask.sandbox_service", "--token-file", str(token), "--port", str(port)]
-    service = subprocess.Popen([*argv, "--lease-s", "3"], env={**os.environ, "TMPDIR": str(tmp_path)})
+    service = subprocess.Popen([*argv, "--lease-s", "6"], env={**os.environ, "TMPDIR": str(tmp_path)})
 
     async def asks_again(ctx: Context, number: int) -> None:
         async with ctx.sandbox(kind="remote", root=root, memory="64 MiB") as box:
@@ -335,7 +335,7 @@ def test_a_silent_service_is_told_to_the_driver_and_the_run_goes_on_when_it_answ
             running = asyncio.ensure_future(rollout.run(1))
             await until(place.exists)
             service.send_signal(signal.SIGSTOP)
-            await until(lambda: any(line == f"sandbox service {root} has not answered for 2 s" for line in lines))
+            await until(lambda: any(line == f"sandbox service {root} has not answered for 4 s" for line in lines))
             service.send_signal(signal.SIGCONT)
             place.write_text("told")
             assert (await running).counts == {"completed": 1}
