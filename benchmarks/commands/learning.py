@@ -31,10 +31,10 @@ ENVIRONMENTS = ("math", "search")
     help="Of held-out reward, over that of the first weights: the score whose cost is told.",
 )
 @SEEDS
-@click.option("--steps", type=COUNT, default=10, show_default=True, help="Training steps.")
+@click.option("--steps", type=COUNT, default=20, show_default=True, help="Training steps.")
 @click.option("--groups", type=COUNT, default=8, show_default=True, help="Tasks in a batch.")
 @click.option("--samples", type=COUNT, default=8, show_default=True, help="Attempts per task.")
-@click.option("--lr", type=POSITIVE, default=5e-4, show_default=True, help="Learning rate.")
+@click.option("--lr", type=POSITIVE, default=2e-4, show_default=True, help="Learning rate.")
 @click.option("--temperature", type=POSITIVE, default=1.5, show_default=True, help="Of sampling, held out as well.")
 @click.option("--slots", type=COUNT, default=64, show_default=True, help="Of the engine.")
 @click.option("--max-context-tokens", type=COUNT, default=1024, show_default=True, help="Of a trajectory.")
