@@ -177,7 +177,7 @@ def evaluation_figures(
 
 
 def _whole(directory: TrainingDirectory) -> dict[str, Any]:
-    """What a training that has ended rolled out, and what its groups were worth."""
+    """What a training that has ended rolled out, what its groups were worth, and how far samples lay off."""
     metrics = read_lines(directory.metrics)
     run = RunReader(directory.rollout)
     behind = sum(prefix_facts(run.trajectory(row)) is not None for row in range(len(run)))
@@ -186,4 +186,7 @@ def _whole(directory: TrainingDirectory) -> dict[str, Any]:
         "trajectories": len(run),
         "behind_prefix": behind,
         "without_variance_share": round(metrics[-1]["without_variance_share"], 4) if metrics else None,
+        "importance_weight_max": max(
+            (round(row["trainer"]["importance_weight_max"], 4) for row in metrics), default=None
+        ),
     }

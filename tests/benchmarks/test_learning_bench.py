@@ -52,7 +52,8 @@ def test_a_training_with_nothing_left_to_learn_is_a_row_and_another_failure_ends
     run = StudyRun("math", 2, "prefix", ("--steps", "9"), tmp_path)
     out = run.directory.path
     RunStore.create(out / "rollout.zarr", {}).close()
-    row = json.dumps({**metrics(1, 2.0, 40.0), "without_variance_share": 0.25})
+    trainer = {"importance_weight_max": 1.5}
+    row = json.dumps({**metrics(1, 2.0, 40.0), "without_variance_share": 0.25, "trainer": trainer})
     script = f"""
 import sys
 from pathlib import Path
@@ -73,6 +74,7 @@ sys.exit(2)
         list(train(run, rows, "code"))
         (whole,) = rows.rows("training")
         assert (whole["ended"], whole["steps"], whole["without_variance_share"]) == (ends, 1, 0.25)
+        assert whole["importance_weight_max"] == 1.5
         assert list(train(run, rows, "code")) == [], "it is not run again"
     (kept,) = rows.rows("evaluation")
     assert (kept["number"], kept["reward"], kept["seconds"]) == (1, 0.5, 2.0)
@@ -129,12 +131,42 @@ def test_arms_are_paired_by_seed_and_task_and_a_score_is_reached_over_the_common
     assert next(arm_gains(rows, 0.8)).seconds is None
 
 
-def test_the_table_of_the_page_is_that_of_the_rows() -> None:
+def test_the_figures_of_the_page_are_those_of_the_rows() -> None:
     root = Path(__file__).parents[2]
-    page = (root / "docs" / "training.md").read_text(encoding="utf-8")
-    rows = RowFile(root / "benchmarks" / "learning_rows.jsonl").rows("evaluation")
-    shown = [*arm_gains([row for row in rows if "--lr 0.0002 " in row["conditions"]], 0.1)]
-    assert len(shown) == 6
-    for row in shown:
+    page = " ".join((root / "docs" / "training.md").read_text(encoding="utf-8").replace("\N{MINUS SIGN}", "-").split())
+    groups = " ".join((root / "docs" / "groups.md").read_text(encoding="utf-8").replace("\N{MINUS SIGN}", "-").split())
+    file = RowFile(root / "benchmarks" / "learning_rows.jsonl")
+    at = {
+        rate: [row for row in file.rows("evaluation") if f"--lr {rate} " in row["conditions"]]
+        for rate in ("0.0002", "0.0005")
+    }
+    gains = {(row.env, row.arm): row for row in arm_gains(at["0.0002"], 0.1)}
+    assert len(gains) == 6
+    for row in gains.values():
         cells = [text(row) for head, text in COLUMNS if not head.startswith("after, minus")]
-        assert f"| {' | '.join(cells)} |" in page.replace("\N{MINUS SIGN}", "-")
+        assert f"| {' | '.join(cells)} |" in page
+
+    def spent(env: str, arm: str, unit: str, *seeds: int) -> float:
+        return sum(
+            max(row[unit] for row in at["0.0002"] if (row["env"], row["arm"], row["seed"]) == (env, arm, seed))
+            for seed in seeds
+        )
+
+    of_sync = [spent(env, "async", "seconds", 1, 2) / spent(env, "sync", "seconds", 1, 2) for env in ("math", "search")]
+    assert f"took {of_sync[0]:.2f} of the seconds on `math` and {of_sync[1]:.2f} on `search` (seeds 1 and 2)" in page
+    of_async = [
+        spent(env, "prefix", "tokens", 0, 1, 2) / spent(env, "async", "tokens", 0, 1, 2) for env in ("math", "search")
+    ]
+    assert f"took {of_async[0]:.2f} of the tokens of async on `math` and {of_async[1]:.2f} on `search`" in groups
+    for env in ("math", "search"):
+        sync, prefix = gains[env, "sync"].over_baseline, gains[env, "prefix"].over_baseline
+        assert sync is not None and prefix is not None
+        assert f"{-sync.mean:+.3f} on `{env}` ({-sync.high:+.3f} to {-sync.low:+.3f})" in page
+        assert f"{prefix.mean:+.3f} on `{env}`, {prefix.low:+.3f} to {prefix.high:+.3f}" in groups
+    (first,) = [row for row in arm_gains(at["0.0005"], 0.1) if (row.env, row.arm) == ("math", "sync")]
+    assert first.reached == 3 and f"after {first.tokens:,.0f} tokens and {first.seconds:.0f} s" in page
+    weights = [
+        max(row["importance_weight_max"] for row in file.rows("training") if f"--lr {rate} " in row["conditions"])
+        for rate in at
+    ]
+    assert f"importance weights up to {weights[1]:.0f}" in page and f"weights are at most {weights[0]:.1f}" in page
