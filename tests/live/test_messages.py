@@ -155,7 +155,7 @@ SAMPLES: list[Message] = [
         name="math-seed0",
         environment="math",
     ),
-    driver.Updates(NOTICES, [LINE], {"finished": 2}, "Traceback", "restarted"),
+    driver.Updates(NOTICES, [LINE], {"finished": 2}, "Traceback", "restarted", lines_before=7),
     driver.FetchUpdates("s", 0.25),
     driver.EndSession("s"),
     driver.SubmitTrajectories("s", (driver.SubmittedTrajectory(SPEC, 9, 1.5, 2),)),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from worlds.live_session import LoneSession, first_session
 
 from heddle_dask.core.controller import Controller
@@ -16,9 +19,11 @@ from heddle_dask.core.journal_codec import gap, missing_lines, of_run, replay
 from heddle_dask.core.nouns import HostDescription
 from heddle_dask.core.resources import Resources
 from heddle_dask.core.run_description import RunDescription
+from heddle_dask.live.driver.connection.control_channel import JournalInOrder
 from heddle_dask.live.driver.files.recorded_sessions import RecordedSession
 from heddle_dask.live.scheduler import journal_spool
 from heddle_dask.live.scheduler import session as session_module
+from heddle_dask.live.wire.driver_messages import Updates
 from heddle_dask.strategies.described import strategies_of_description
 
 FIRST = RunDescription(strategy="least-load")
@@ -53,6 +58,35 @@ def test_lines_that_a_driver_did_not_fetch_are_counted_in_their_place(
         assert list(replay(Controller(strategies_of_description(FIRST)), first[:4])) == []
 
     asyncio.run(body())
+
+
+@given(st.data())
+def test_answers_that_overtake_each_other_are_written_in_order_and_a_lost_one_is_counted(data: st.DataObject) -> None:
+    async def answers(sizes: list[int]) -> list[Updates]:
+        lone = first_session(FIRST)
+        lines = iter(range(sum(sizes)))
+        given = []
+        for size in sizes:
+            for number in itertools.islice(lines, size):
+                join(lone, number)
+            given.append(await lone.session.updates(0.0))
+        return [*given, lone.session.last_updates()]
+
+    sent = asyncio.run(answers(data.draw(st.lists(st.integers(0, 3), min_size=1, max_size=6))))
+    arrived = data.draw(st.permutations(range(len(sent))))
+    lost = data.draw(st.sampled_from([None, *range(len(sent))]))
+    written: list[Any] = []
+    journal = JournalInOrder(written.extend)
+    for number in arrived:
+        if number != lost:
+            journal.take(sent[number].journal, sent[number].lines_before)
+    kept = [line for number, each in enumerate(sent) if number != lost for line in each.journal]
+    assert written == kept[: len(written)]
+    journal.close()
+    missing = 0 if lost is None else len(sent[lost].journal)
+    if missing and any(each.journal for each in sent[lost + 1 :]):
+        kept.insert(sent[lost].lines_before, gap(missing))
+    assert written == kept
 
 
 def replayed(lines: Sequence[Any]) -> RecordedSession:

@@ -70,6 +70,7 @@ class Session:
         self.reclaim_stranded: Callable[[], Sequence[Key]] = lambda: ()
         self._journal: list[list[Any]] = []
         self._lines_missing = 0
+        self._lines_sent = 0
         self._notices: list[Notice] = []
         self._due = asyncio.Event()
 
@@ -131,9 +132,13 @@ class Session:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._due.wait(), wait_s)
         self._due.clear()
+        return self._updates(self._take_history() if self._history is not None else self._take_journal())
+
+    def _updates(self, journal: list[Any]) -> Updates:
         notices, self._notices = self._notices, []
-        journal = self._take_history() if self._history is not None else self._take_journal()
-        return Updates(tuple(notices), journal, self.counts(), self.failure, self.stopped)
+        lines_before = self._lines_sent
+        self._lines_sent += len(journal)
+        return Updates(tuple(notices), journal, self.counts(), self.failure, self.stopped, lines_before=lines_before)
 
     def _take_journal(self) -> list[Any]:
         journal, self._journal = self._journal, []
@@ -160,9 +165,7 @@ class Session:
         journal: list[Any] = []
         while self._history is not None:
             journal += self._take_history()
-        journal += self._take_journal()
-        notices, self._notices = self._notices, []
-        return Updates(tuple(notices), journal, self.counts(), self.failure, self.stopped)
+        return self._updates([*journal, *self._take_journal()])
 
     async def come_to_rest(self) -> None:
         """Wait until every trajectory has ended and its actions have reported, `LAST_REPORTS_S` at most.

@@ -141,6 +141,8 @@ class Updates(Message):
     stopped: str = ""
     # With the last updates: whether the driver ends the engines, which no other session uses.
     ends_engines: bool = False
+    # Number of the session's journal lines in the answers before this one; answers may overtake each other.
+    lines_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from distributed import Client
 from distributed.comm import CommClosedError
 
 from heddle_dask.core.errors import HeddleError, WriteFailed
+from heddle_dask.core.journal_codec import gap
 from heddle_dask.live.driver.options import Patience
 from heddle_dask.live.wire._dask_internals import SILENT_S
 from heddle_dask.live.wire.driver_messages import FetchUpdates, Notice, ProgressNotice, Updates
@@ -85,7 +86,7 @@ class ControlChannel:
         self._missing = MissingCapacity(patience.rejoin_s)
         self._session = session
         self._on_notice = on_notice
-        self._on_journal = on_journal
+        self._journal = JournalInOrder(on_journal)
         self._task: asyncio.Task[None] | None = None
         self._stopped = False
         self.counts: Mapping[str, Any] = {}
@@ -142,8 +143,7 @@ class ControlChannel:
 
     def take(self, updates: Updates) -> None:
         """Hand out the parts of one answer of the scheduler."""
-        if updates.journal:
-            self._on_journal(updates.journal)
+        self._journal.take(updates.journal, updates.lines_before)
         for notice in updates.notices:
             self._on_notice(notice)
         self.counts = updates.counts or self.counts
@@ -176,12 +176,40 @@ class ControlChannel:
             self.failed.exception()  # already raised by the run; asyncio must not warn about it again
         else:
             self.failed.cancel()
+        self._journal.close()
 
 
 def _one_line(error: BaseException) -> str:
     if isinstance(error, CommClosedError):
         return "its connection has closed"
     return " ".join(str(error).split()) or type(error).__name__
+
+
+class JournalInOrder:
+    """Hands out the lines of a session's journal as the scheduler wrote them.
+
+    Two questions may be open at once, and the later answer may come first: its lines wait for those before them.
+    """
+
+    def __init__(self, on_lines: Callable[[list[Any]], None]) -> None:
+        self._on_lines = on_lines
+        self._next = 0
+        self._early: dict[int, list[Any]] = {}  # by the number of lines before them
+
+    def take(self, lines: list[Any], lines_before: int) -> None:
+        if lines:
+            self._early[lines_before] = lines
+        while (ready := self._early.pop(self._next, None)) is not None:
+            self._next += len(ready)
+            self._on_lines(ready)
+
+    def close(self) -> None:
+        """No answer comes any more: lines that waited for a lost one are handed out behind a line that says so."""
+        for lines_before in sorted(self._early):
+            missing = lines_before - self._next
+            lines = self._early.pop(lines_before)
+            self._next = lines_before + len(lines)
+            self._on_lines([gap(missing), *lines] if missing else lines)
 
 
 class MissingCapacity:
