@@ -20,14 +20,17 @@ from heddle_dask.core.ids import EngineId, HostId
 from heddle_dask.core.journal_codec import decode
 from heddle_dask.core.run_record import plain_name
 from heddle_dask.engines.emulated.options import EmulatedOptions
+from heddle_dask.live.driver.connection.capacity import wait_for_capacity
 from heddle_dask.live.driver.connection.control_channel import ControlPlaneFailed
 from heddle_dask.live.driver.files.recorded_sessions import RecordedSession, own_lines, recorded_sessions
 from heddle_dask.live.driver.files.recorded_sessions import control_lines as facts_and_lines
-from heddle_dask.live.driver.options import Engines
+from heddle_dask.live.driver.options import Engines, Patience
 from heddle_dask.live.driver.rollout import Rollout
 from heddle_dask.live.wire.envelopes import Order
+from heddle_dask.live.wire.messages import ENGINE_RESOURCE
 from heddle_dask.live.wire.transport import send
 from heddle_dask.live.wire.worker_messages import EngineReadyReport, HostReadyReport
+from heddle_dask.live.worker.rollout_worker import RolloutWorker
 from heddle_dask.records.store import RunReader
 from heddle_dask.strategies.presets import Strategy
 
@@ -128,6 +131,36 @@ def test_an_engine_that_is_announced_after_its_worker_has_left_gets_no_step(mode
             await until(lambda: steady.progress().get("queued", 0) > 0)
             await client.run_on_scheduler(announce_late)
             assert (await running).counts == {"completed": 20}
+
+    run(body())
+
+
+async def tells_late(dask_worker: Any) -> None:
+    """What an engine's worker tells by itself comes a second after its answers: messages wait for the next batch."""
+    if ENGINE_RESOURCE in dask_worker.state.total_resources:
+        dask_worker.batched_stream.interval = 1.0
+        dask_worker.batched_stream.send({"op": "keep-alive"})
+
+
+def test_engines_that_have_ended_are_not_taken_for_running_ones_though_their_reports_are_late(
+    model_dir: str, tmp_path: Path
+) -> None:
+    engines = Engines(spec=emulated(model_dir), patience=Patience(engines_s=15.0))
+    other, out = tmp_path / "other", tmp_path / "run.zarr"
+    other.symlink_to(model_dir)
+
+    async def body() -> None:
+        async with shared_cluster(engines=1) as client:
+            async with rollout(client, model_dir, 1.0, engines=engines) as first:
+                await first.run(1)
+                await client.run(tells_late)
+            assert (await rollout(client, model_dir, 1.0, engines=engines).run(1)).counts == {"completed": 1}
+            # Engines of nobody, which a rollout with another model replaces.
+            await client.register_plugin(RolloutWorker(replace(emulated(str(other)), max_model_len=512)))
+            await wait_for_capacity(client, 1, Patience())
+            await client.run(tells_late)
+            await rollout(client, model_dir, 1.0, out=out).run(1)
+            assert RunReader(out).metadata["context_tokens"] == 4096
 
     run(body())
 

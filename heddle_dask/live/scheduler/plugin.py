@@ -317,7 +317,12 @@ class HeddleScheduler(SchedulerPlugin):
         return Done()
 
     async def _end_engines(self) -> None:
-        await dask.forget_worker_plugin(self.scheduler, ENGINE_PLUGIN)
+        ended = list(self._registry.engines)
+        if not await dask.forget_worker_plugin(self.scheduler, ENGINE_PLUGIN):
+            return  # engines that were started with their workers go on
+        # Reports of the workers may come after their answers: the next driver must not take these for running ones.
+        for engine_id in ended:
+            self.engine_lost("", ev.EngineLost(UNSTAMPED, engine_id, "it was stopped", stranded=False))
 
     async def submit(self, request: driver.SubmitTrajectories) -> Done:
         self._open(request.session).trajectories_submitted(request.trajectories)

@@ -324,13 +324,13 @@ async def call_scheduler_at(address: str, connection_args: Mapping[str, Any], ha
         return await call_over(scheduler, handler, **arguments)
 
 
-async def forget_worker_plugin(scheduler: Scheduler, name: str) -> None:
-    """Remove a plugin that a client has registered from all workers, and wait for their teardowns.
+async def forget_worker_plugin(scheduler: Scheduler, name: str) -> bool:
+    """Remove a plugin that a client has registered from all workers, and wait for their teardowns; False without one.
 
     A worker that dies meanwhile, or is silent, is not waited for; Dask's own call would fail, or wait.
     """
     if scheduler.worker_plugins.pop(name, None) is None:
-        return
+        return False
     open_calls = {
         asyncio.ensure_future(getattr(scheduler.rpc(address), "plugin-remove")(name=name)): ws
         for address, ws in scheduler.workers.items()
@@ -342,6 +342,7 @@ async def forget_worker_plugin(scheduler: Scheduler, name: str) -> None:
                 del open_calls[call]
                 call.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
                 call.cancel()
+    return True
 
 
 def heartbeats(scheduler: Scheduler, tags: set[str]) -> dict[str, float]:

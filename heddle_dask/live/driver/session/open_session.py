@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 # A cluster that has failed may not answer: the end of its session is not waited for longer.
 _FAILED_END_S = 2.0
+_POLL_S = 0.01
 
 
 class OpenSession:
@@ -123,6 +125,14 @@ class OpenSession:
             await degrees.open(self.session_id, owns_engines)
         elif not runs_already:
             await _register(self._client, RolloutWorker(spec, watch))
+        if not runs_already or (degrees is not None and owns_engines):
+            await self._until_gone(capacity.engines)
+
+    async def _until_gone(self, replaced: Sequence[ReadyEngine]) -> None:
+        """Wait for the reports of engines that have ended with their plugin, which may come after the answers."""
+        old = {ready.engine.engine_id for ready in replaced}
+        while old & {ready.engine.engine_id for ready in (await ask_scheduler(self._client, GetCapacity())).engines}:
+            await asyncio.sleep(_POLL_S)
 
     async def check_engines(self, spec: EngineSpec) -> None:
         """Refuse engines that another session has started meanwhile, if they are not those that this one needs.
