@@ -71,10 +71,14 @@ class Seated:
         self.ordered: list[tuple[str, list[str]]] = []
         self.refused: dict[str, str] = {}
         self.granted: dict[str, tuple[str, ...]] = {}
-        self.seats = GpuSeats(self.host, self.refused.__setitem__)
+        self.seats = GpuSeats(self.host, self.refuse)
 
     async def host(self, worker: str, spec: Mapping[str, Any]) -> None:
         self.ordered.append((worker, spec["devices"]))
+
+    def refuse(self, worker: str, reason: str) -> None:
+        if reason or worker in self.refused:
+            self.refused[worker] = reason
 
     def asks(self, worker: str, gpus: str, tp_degree: int = 1, node: str = "n", sharers: int = 1) -> None:
         wants = {"tp_degree": tp_degree, "engines_per_gpu": sharers}
@@ -129,6 +133,7 @@ def test_too_few_gpus_are_one_line_and_the_worker_gets_those_that_become_free() 
     )
     assert made.ordered[-1] == ("b", ["0", "1"])
     assert made.seats.taken == {("b", "engine"): ("0", "1")}
+    assert not made.refused["b"], "what is over is no news for a driver that looks now"
 
 
 EIGHT = "0 1 2 3 4 5 6 7"

@@ -51,7 +51,7 @@ class GpuSeats:
         self,
         # Sends an engine spec to the worker at an address. Raises OSError when the worker has gone.
         host_engine: Callable[[str, Mapping[str, Any]], Awaitable[Any]],
-        # Takes the address of a worker for which no GPUs are left, and one line. It gets GPUs when others become free.
+        # Takes the address of a worker and why no GPUs are left for it, in one line; empty when it has some after all.
         refuse: Callable[[str, str], None],
         # The GPUs of a node on which planned engines run.
         planned: Callable[[str], Collection[str]] = lambda node: (),
@@ -122,6 +122,7 @@ class GpuSeats:
                 self._refuse(worker, str(error))
                 continue
             self._seats[worker, ENGINE] = seat
+            self._refuse(worker, "")
             task = asyncio.ensure_future(self._order(worker, {**report.wants, "devices": list(seat.gpus)}))
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)

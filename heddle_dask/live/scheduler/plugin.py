@@ -317,12 +317,15 @@ class HeddleScheduler(SchedulerPlugin):
         return Done()
 
     async def _end_engines(self) -> None:
-        ended = list(self._registry.engines)
+        ended = list(self._registry.engines.items())
         if not await dask.forget_worker_plugin(self.scheduler, ENGINE_PLUGIN):
             return  # engines that were started with their workers go on
-        # Reports of the workers may come after their answers: the next driver must not take these for running ones.
-        for engine_id in ended:
-            self.engine_lost("", ev.EngineLost(UNSTAMPED, engine_id, "it was stopped", stranded=False))
+        # Reports of the workers may come after their answers: the next driver must not take these for running ones,
+        # nor their GPUs for taken.
+        for engine_id, (worker, _) in ended:
+            if engine_id in self._registry.engines:
+                self.engine_lost("", ev.EngineLost(UNSTAMPED, engine_id, "it was stopped", stranded=False))
+                self.gpus_returned(worker, workers.GpusReturnedReport())
 
     async def submit(self, request: driver.SubmitTrajectories) -> Done:
         self._open(request.session).trajectories_submitted(request.trajectories)
@@ -542,8 +545,11 @@ class HeddleScheduler(SchedulerPlugin):
                     each.notify(driver.ProgressNotice(f"{event.cause}; its work goes on elsewhere"))
 
     def _start_failed(self, worker: str, reason: str) -> None:
-        """An engine did not start: a driver that waits for capacity reads it there."""
-        self._registry.start_failed(worker, reason)
+        """An engine did not start, which a driver that waits for capacity reads there; empty: it starts after all."""
+        if reason:
+            self._registry.start_failed(worker, reason)
+        else:
+            self._registry.starts_no_more(worker)
 
     # -- of one session ----------------------------------------------------------------------------
 
