@@ -26,9 +26,10 @@ from heddle_dask.live.driver.files.recorded_sessions import RecordedSession, own
 from heddle_dask.live.driver.files.recorded_sessions import control_lines as facts_and_lines
 from heddle_dask.live.driver.options import Engines, Patience
 from heddle_dask.live.driver.rollout import Rollout
+from heddle_dask.live.wire.driver_messages import GetCapacity
 from heddle_dask.live.wire.envelopes import Order
-from heddle_dask.live.wire.messages import ENGINE_RESOURCE
-from heddle_dask.live.wire.transport import send
+from heddle_dask.live.wire.messages import ENGINE_PLUGIN, ENGINE_RESOURCE
+from heddle_dask.live.wire.transport import ask_scheduler, send
 from heddle_dask.live.wire.worker_messages import EngineReadyReport, HostReadyReport
 from heddle_dask.live.worker.rollout_worker import RolloutWorker
 from heddle_dask.records.store import RunReader
@@ -135,11 +136,19 @@ def test_an_engine_that_is_announced_after_its_worker_has_left_gets_no_step(mode
     run(body())
 
 
-async def tells_late(dask_worker: Any) -> None:
-    """What an engine's worker tells by itself comes a second after its answers: messages wait for the next batch."""
+async def ends_late(dask_worker: Any) -> None:
+    """A worker's engine ends slowly, and what it tells of that comes later than the answer to who asked."""
     if ENGINE_RESOURCE in dask_worker.state.total_resources:
-        dask_worker.batched_stream.interval = 1.0
-        dask_worker.batched_stream.send({"op": "keep-alive"})
+        plugin = dask_worker.plugins[ENGINE_PLUGIN]
+        teardown = plugin.teardown
+
+        async def slow(worker: Any) -> None:
+            await asyncio.sleep(1.0)
+            dask_worker.batched_stream.interval = 1.0
+            dask_worker.batched_stream.send({"op": "keep-alive"})
+            await teardown(worker)
+
+        plugin.teardown = slow
 
 
 def test_engines_that_have_ended_are_not_taken_for_running_ones_though_their_reports_are_late(
@@ -153,12 +162,16 @@ def test_engines_that_have_ended_are_not_taken_for_running_ones_though_their_rep
         async with shared_cluster(engines=1) as client:
             async with rollout(client, model_dir, 1.0, engines=engines) as first:
                 await first.run(1)
-                await client.run(tells_late)
+                await client.run(ends_late)
+                closing = asyncio.ensure_future(first.close())
+                while (await ask_scheduler(client, GetCapacity())).sessions:
+                    await asyncio.sleep(0.01)
             assert (await rollout(client, model_dir, 1.0, engines=engines).run(1)).counts == {"completed": 1}
+            await closing
             # Engines of nobody, which a rollout with another model replaces.
             await client.register_plugin(RolloutWorker(replace(emulated(str(other)), max_model_len=512)))
             await wait_for_capacity(client, 1, Patience())
-            await client.run(tells_late)
+            await client.run(ends_late)
             await rollout(client, model_dir, 1.0, out=out).run(1)
             assert RunReader(out).metadata["context_tokens"] == 4096
 

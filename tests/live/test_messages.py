@@ -174,6 +174,7 @@ SAMPLES: list[Message] = [
     cluster.GetSnapshot(),
     cluster.GetSnapshot("eval"),
     driver.OwnEngines("s", 60.0),
+    driver.AwaitEnginesEnd(),
     driver.DeployedEngines(("a", "b"), (2, 1)),
     driver.GetDeployedEngines(),
     driver.ClearEngines(),

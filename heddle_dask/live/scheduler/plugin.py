@@ -91,6 +91,7 @@ class HeddleScheduler(SchedulerPlugin):
         self._seats = GpuSeats(self._host_engine, self._start_failed, self._deployment.gpus_on)
         self._foreign = ForeignTasks()
         self._owned = OwnedEngines(self._end_engines)
+        self._ending: asyncio.Task[None] | None = None  # the end of engines that nobody uses any more
         self._queue = AnnouncedQueue()
         self._maxima: tuple[PoolMaximum, ...] = ()  # of the jobs of the cluster object
         self._drains = WorkerDrains(
@@ -122,6 +123,7 @@ class HeddleScheduler(SchedulerPlugin):
         handlers.answer(driver.ClearEngines, self.clear_engines)
         handlers.answer(driver.ProvideEngines, self.provide_engines)
         handlers.answer(driver.OwnEngines, self.own_engines)
+        handlers.answer(driver.AwaitEnginesEnd, self.engines_ended)
         handlers.answer(training.GetWeightStatus, self.weight_status)
         handlers.answer(cluster.ExchangeDemand, self.exchange_demand)
         handlers.answer(cluster.DrainWorkers, self._drains.drain)
@@ -183,6 +185,8 @@ class HeddleScheduler(SchedulerPlugin):
         if strategies.predictor is not None:
             # It imports XGBoost and may read a file: seconds.
             predictor = await asyncio.to_thread(build_predictor, strategies.predictor, known, warm_predictor)
+        while self._ending is not None:  # they would be lost as soon as the session has begun
+            await asyncio.wait({self._ending})
         control = self._shared_control()
         if control is not None:
             control.check_services(request.services)
@@ -308,24 +312,36 @@ class HeddleScheduler(SchedulerPlugin):
             return cluster.CurrentSnapshot({"runs": [run.name or run.session for run in self.snapshots.latest().runs]})
 
     async def own_engines(self, request: driver.OwnEngines) -> Done:
-        """The engines belong to the driver of this session from now on, or end."""
-        if request.kept_s is None:
-            await self._end_engines()
-            self._owned.release()
-        else:
-            self._owned.own(self._open(request.session).session.client_id, request.kept_s)
+        """The engines belong to the driver of this session from now on."""
+        self._owned.own(self._open(request.session).session.client_id, request.kept_s)
         return Done()
 
-    async def _end_engines(self) -> None:
+    async def engines_ended(self, request: driver.AwaitEnginesEnd) -> Done:
+        """Engines that are ending have ended."""
+        if self._ending is not None:
+            await asyncio.wait({self._ending})
+        return Done()
+
+    def _end_engines(self) -> asyncio.Task[None]:
+        """End the engines; a session that begins meanwhile waits, and starts its own."""
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._forget_engines())
+        return self._ending
+
+    async def _forget_engines(self) -> None:
         ended = list(self._registry.engines.items())
-        if not await dask.forget_worker_plugin(self.scheduler, ENGINE_PLUGIN):
-            return  # engines that were started with their workers go on
-        # Reports of the workers may come after their answers: the next driver must not take these for running ones,
-        # nor their GPUs for taken.
-        for engine_id, (worker, _) in ended:
-            if engine_id in self._registry.engines:
-                self.engine_lost("", ev.EngineLost(UNSTAMPED, engine_id, "it was stopped", stranded=False))
-                self.gpus_returned(worker, workers.GpusReturnedReport())
+        try:
+            if not await dask.forget_worker_plugin(self.scheduler, ENGINE_PLUGIN):
+                return  # engines that were started with their workers go on
+            # Reports of the workers may come after their answers: the next driver must not take these for running
+            # ones, nor their GPUs for taken.
+            for engine_id, (worker, _) in ended:
+                if engine_id in self._registry.engines:
+                    self.engine_lost("", ev.EngineLost(UNSTAMPED, engine_id, "it was stopped", stranded=False))
+                    self.gpus_returned(worker, workers.GpusReturnedReport())
+        finally:
+            self._owned.release()
+            self._ending = None
 
     async def submit(self, request: driver.SubmitTrajectories) -> Done:
         self._open(request.session).trajectories_submitted(request.trajectories)
@@ -378,7 +394,10 @@ class HeddleScheduler(SchedulerPlugin):
         others = self._others(request.session)
         if others:
             self._owned.pass_on(events.session.client_id, others[0].client_id)
-        return replace(last, ends_engines=not others and self._owned.is_owner(events.session.client_id))
+        ends_engines = not others and self._owned.is_owner(events.session.client_id)
+        if ends_engines:
+            self._end_engines()
+        return replace(last, ends_engines=ends_engines)
 
     def _open(self, session_id: str) -> SessionEvents:
         if session_id not in self._sessions:

@@ -139,7 +139,7 @@ class Updates(Message):
     failure: str | None = None
     # One line that says what has ended the session before the driver did; empty: nothing has.
     stopped: str = ""
-    # With the last updates: whether the driver ends the engines, which no other session uses.
+    # With the last updates: whether the engines end, which the driver owns and no other session uses.
     ends_engines: bool = False
     # Number of the session's journal lines in the answers before this one; answers may overtake each other.
     lines_before: int = 0
@@ -261,10 +261,15 @@ class GetCapacity(Request[Capacity]):
 
 @dataclass(frozen=True, slots=True)
 class OwnEngines(Request[Done]):
-    """The driver of this session owns the engines; `kept_s` seconds after its death they end. None: they end now."""
+    """The driver of this session owns the engines; `kept_s` seconds after its death they end."""
 
     session: str
-    kept_s: float | None
+    kept_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitEnginesEnd(Request[Done]):
+    """Answered when the engines that end with the last session have ended."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,15 @@ from heddle_dask.live.driver.connection.submission import Submitter
 from heddle_dask.live.driver.options import Patience
 from heddle_dask.live.driver.session.degrees import EngineDegrees
 from heddle_dask.live.wire import _dask_internals as dask
-from heddle_dask.live.wire.driver_messages import EndSession, GetCapacity, Notice, OwnEngines, ReadyEngine, StartSession
+from heddle_dask.live.wire.driver_messages import (
+    AwaitEnginesEnd,
+    EndSession,
+    GetCapacity,
+    Notice,
+    OwnEngines,
+    ReadyEngine,
+    StartSession,
+)
 from heddle_dask.live.wire.messages import STREAM_INTERVAL_S
 from heddle_dask.live.wire.transport import ask_scheduler
 from heddle_dask.live.worker.engine_host import Watch
@@ -181,12 +189,12 @@ class OpenSession:
             await self.channel.close()
         if ends_engines:
             try:
-                await answered_within(limit_s, ask_scheduler(self._client, OwnEngines(self.session_id, None)))
+                await answered_within(limit_s, ask_scheduler(self._client, AwaitEnginesEnd()))
             except (OSError, RuntimeError, ClusterLost) as error:  # the run itself is complete
                 _LOG.warning("engines may still run: the workers did not confirm their end: %s", error)
 
     async def _end(self) -> bool:
-        """End the session; whether its engines are to end too."""
+        """End the session; whether its engines end too."""
         last = await ask_scheduler(self._client, EndSession(self.session_id))
         self.channel.take(last)
         return last.ends_engines
