@@ -16,7 +16,7 @@ import psutil
 import pytest
 from distributed import Client, get_worker
 from worlds.live_agents import ToolAgent
-from worlds.live_world import cluster, emulated, run
+from worlds.live_world import cluster, emulated, run, until
 
 from heddle_dask.environments.base import ActionFailed, Context, Task
 from heddle_dask.live.driver.connection.long_payloads import LONG_PAYLOAD_BYTES
@@ -113,6 +113,8 @@ def test_a_local_cluster_is_closed_to_others_and_foreign_tasks_stay_off_its_engi
 
             async with rollout(ToolAgent(steps=4)) as agents, Client(made, asynchronous=True) as other:
                 running = asyncio.ensure_future(agents.run(8))
+                # The rollout's plugin bounds the threads of the tool worker.
+                await until(lambda: agents.progress().get("tokens", 0) > 0)
                 ran = await other.gather(other.map(foreign_task(), range(FOREIGN_TASKS), pure=False))
                 assert (await running).counts == {"completed": 8}
             assert {name for name, _ in ran} == {"tool-0"}
