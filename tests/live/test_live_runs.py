@@ -137,7 +137,7 @@ def test_an_engine_that_is_announced_after_its_worker_has_left_gets_no_step(mode
 
 
 async def ends_late(dask_worker: Any) -> None:
-    """A worker's engine ends slowly, and what it tells of that comes later than the answer to who asked."""
+    """The engine of a worker ends slowly, and the worker's report of that comes after its answer to the scheduler."""
     if ENGINE_RESOURCE in dask_worker.state.total_resources:
         plugin = dask_worker.plugins[ENGINE_PLUGIN]
         teardown = plugin.teardown
@@ -168,7 +168,7 @@ def test_engines_that_have_ended_are_not_taken_for_running_ones_though_their_rep
                     await asyncio.sleep(0.01)
             assert (await rollout(client, model_dir, 1.0, engines=engines).run(1)).counts == {"completed": 1}
             await closing
-            # Engines of nobody, which a rollout with another model replaces.
+            # Engines that belong to no session: a rollout with another model replaces them.
             await client.register_plugin(RolloutWorker(replace(emulated(str(other)), max_model_len=512)))
             await wait_for_capacity(client, 1, Patience())
             await client.run(ends_late)

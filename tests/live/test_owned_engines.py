@@ -56,6 +56,31 @@ def test_a_driver_that_joins_in_time_inherits_them_and_its_death_counts() -> Non
     with_engines(body)
 
 
+def test_engines_end_once_and_a_session_that_begins_meanwhile_waits_for_that() -> None:
+    async def body(_: OwnedEngines, __: asyncio.Event) -> None:
+        calls: list[str] = []
+        may_end = asyncio.Event()
+
+        async def end() -> None:
+            calls.append("end")
+            await may_end.wait()
+
+        owned = OwnedEngines(end)
+        await owned.ended()
+        owned.own("driver", LONG_S)
+        owned.end()
+        owned.end()
+        waits = asyncio.ensure_future(owned.ended())
+        await asyncio.sleep(0.01)
+        assert calls == ["end"] and not waits.done() and owned.is_owner("driver")
+        owned.client_left("driver")
+        may_end.set()
+        await waits
+        assert not owned.is_owner("driver")
+
+    with_engines(body)
+
+
 def test_released_engines_are_left_alone() -> None:
     async def body(owned: OwnedEngines, ended: asyncio.Event) -> None:
         owned.own("driver", 0.01)

@@ -1,7 +1,7 @@
-"""Engines that a driver has started on the cluster: ended some time after the driver has died.
+"""Engines that a driver has started on the cluster: ended with its last session, or some time after it has died.
 
-A driver that ends in order ends them itself. One that was killed cannot, and its engines would hold their GPUs for
-ever. For a while they are kept: the driver of a resumed run takes them over, and need not load the weights again.
+A driver that was killed cannot end its session, and its engines would hold their GPUs for ever. For a while they are
+kept: the driver of a resumed run takes them over, and need not load the weights again.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ class OwnedEngines:
         self._owner = ""
         self._kept_s = 0.0
         self._ending: asyncio.Task[None] | None = None
+        self._end_task: asyncio.Task[None] | None = None
         self.inherited = False  # whether the owner has taken them over from a driver that has died
 
     def own(self, client_id: str, kept_s: float) -> None:
@@ -29,6 +30,23 @@ class OwnedEngines:
         """The engines have ended, or belong to no driver."""
         self._stop_waiting()
         self._owner, self.inherited = "", False
+
+    def end(self) -> None:
+        """The engines end now: no session uses them."""
+        if self._end_task is None:
+            self._end_task = asyncio.create_task(self._end_now())
+
+    async def ended(self) -> None:
+        """Return when no engines are ending."""
+        while self._end_task is not None:
+            await asyncio.wait({self._end_task})
+
+    async def _end_now(self) -> None:
+        try:
+            await self._end()
+        finally:
+            self.release()
+            self._end_task = None
 
     def is_owner(self, client_id: str) -> bool:
         return bool(client_id) and self._owner == client_id
@@ -57,7 +75,7 @@ class OwnedEngines:
     async def _end_later(self) -> None:
         await asyncio.sleep(self._kept_s)
         self._owner, self._ending = "", None
-        await self._end()
+        self.end()
 
     def _stop_waiting(self) -> None:
         if self._ending is not None:

@@ -91,7 +91,6 @@ class HeddleScheduler(SchedulerPlugin):
         self._seats = GpuSeats(self._host_engine, self._start_failed, self._deployment.gpus_on)
         self._foreign = ForeignTasks()
         self._owned = OwnedEngines(self._end_engines)
-        self._ending: asyncio.Task[None] | None = None  # the end of engines that nobody uses any more
         self._queue = AnnouncedQueue()
         self._maxima: tuple[PoolMaximum, ...] = ()  # of the jobs of the cluster object
         self._drains = WorkerDrains(
@@ -185,8 +184,7 @@ class HeddleScheduler(SchedulerPlugin):
         if strategies.predictor is not None:
             # It imports XGBoost and may read a file: seconds.
             predictor = await asyncio.to_thread(build_predictor, strategies.predictor, known, warm_predictor)
-        while self._ending is not None:  # they would be lost as soon as the session has begun
-            await asyncio.wait({self._ending})
+        await self._owned.ended()  # the session would lose them as soon as it has begun
         control = self._shared_control()
         if control is not None:
             control.check_services(request.services)
@@ -318,30 +316,19 @@ class HeddleScheduler(SchedulerPlugin):
 
     async def engines_ended(self, request: driver.AwaitEnginesEnd) -> Done:
         """Engines that are ending have ended."""
-        if self._ending is not None:
-            await asyncio.wait({self._ending})
+        await self._owned.ended()
         return Done()
 
-    def _end_engines(self) -> asyncio.Task[None]:
-        """End the engines; a session that begins meanwhile waits, and starts its own."""
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._forget_engines())
-        return self._ending
-
-    async def _forget_engines(self) -> None:
-        ended = list(self._registry.engines.items())
-        try:
-            if not await dask.forget_worker_plugin(self.scheduler, ENGINE_PLUGIN):
-                return  # engines that were started with their workers go on
-            # Reports of the workers may come after their answers: the next driver must not take these for running
-            # ones, nor their GPUs for taken.
-            for engine_id, (worker, _) in ended:
-                if engine_id in self._registry.engines:
-                    self.engine_lost("", ev.EngineLost(UNSTAMPED, engine_id, "it was stopped", stranded=False))
-                    self.gpus_returned(worker, workers.GpusReturnedReport())
-        finally:
-            self._owned.release()
-            self._ending = None
+    async def _end_engines(self) -> None:
+        engines = list(self._registry.engines.items())
+        if not await dask.forget_worker_plugin(self.scheduler, ENGINE_PLUGIN):
+            return  # engines that were started with their workers go on
+        # Reports of the workers may come after their answers: the next driver must not take these engines for running
+        # ones, nor their GPUs for taken.
+        for engine_id, (worker, _) in engines:
+            if engine_id in self._registry.engines:
+                self.engine_lost("", ev.EngineLost(UNSTAMPED, engine_id, "it was stopped", stranded=False))
+                self.gpus_returned(worker, workers.GpusReturnedReport())
 
     async def submit(self, request: driver.SubmitTrajectories) -> Done:
         self._open(request.session).trajectories_submitted(request.trajectories)
@@ -396,7 +383,7 @@ class HeddleScheduler(SchedulerPlugin):
             self._owned.pass_on(events.session.client_id, others[0].client_id)
         ends_engines = not others and self._owned.is_owner(events.session.client_id)
         if ends_engines:
-            self._end_engines()
+            self._owned.end()
         return replace(last, ends_engines=ends_engines)
 
     def _open(self, session_id: str) -> SessionEvents:
